@@ -1,0 +1,36 @@
+# Everything a fresh machine with python3, pip and make needs: each target sets up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+OUT ?= runs/collision
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup reproduce test test-slow lint format
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+setup: .venv/ready  ## create .venv and install the package with its tools
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+reproduce: .venv/ready  ## reproduce the paper's collision experiment: table, figures and report (under a minute)
+	$(BIN)/mbd reproduce collision --preset paper --out $(OUT)
+
+test: .venv/ready  ## run the tests, without the slow ones
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
+
+test-slow: .venv/ready  ## run the slow tests
+	$(BIN)/python -m pytest -q -n 2 -m slow
+
+lint: .venv/ready  ## ruff, pyright and the one-way order of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: .venv/ready  ## let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

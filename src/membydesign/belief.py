@@ -1,0 +1,134 @@
+r"""The state of a memory: a Gaussian belief, and what can be read from it.
+
+$S \sim \mathcal N(M, I_M \otimes P)$: value columns are independent given their group's covariance over key directions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from membydesign.design import Dense, Diagonal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from membydesign.design import DesignModel
+
+
+class Belief(NamedTuple):
+    r"""What a memory holds and how sure it is, $S \sim \mathcal N(M, P)$ for every batch entry and head.
+
+    Beliefs are passed in and returned, never hidden in a module; they are float32 at least.
+
+    Attributes:
+        mean: M, [B,H,D,M]; [N,H,D,M] after N packed sequences.
+        covariance: P, [B,H,G,D,D] for a `Dense` design; its diagonal, [B,H,G,D], for a `Diagonal` one; None for a
+            design that keeps no covariance.
+    """
+
+    mean: Tensor
+    covariance: Tensor | None = None
+
+    def read(self, q: Tensor) -> Tensor:
+        r"""The mean read-out $M^\top q$.
+
+        Args:
+            q: [B,H,D].
+
+        Returns:
+            [B,H,M].
+        """
+        return torch.einsum("bhdm,bhd->bhm", self.mean, q)
+
+    def variance(self, q: Tensor) -> Tensor:
+        r"""The variance $q^\top P q$ of each coordinate of the read-out $S^\top q$.
+
+        Args:
+            q: [B,H,D].
+
+        Returns:
+            [B,H,G], one for each noise group.
+        """
+        if self.covariance is None:
+            raise ValueError(
+                "belief: expected one with a covariance to read a variance from, got covariance=None"
+            )
+        if self.covariance.ndim == self.mean.ndim:
+            return torch.einsum("bhgd,bhd->bhg", self.covariance, q * q)
+        return torch.einsum("bhd,bhgde,bhe->bhg", q, self.covariance, q)
+
+    def log_evidence(self, k: Tensor, v: Tensor, write_noise: Tensor) -> Tensor:
+        r"""How expected it is to observe v at key k: $\log \mathcal N(v \mid M^\top k,\ (r^2 + k^\top P k) I)$.
+
+        Args:
+            k: [B,H,D].
+            v: [B,H,M].
+            write_noise: r², [B,H,G].
+
+        Returns:
+            [B,H].
+        """
+        return gaussian_log_density(v - self.read(k), 1 / (write_noise + self.variance(k)))
+
+    def dense_covariance(self) -> Tensor:
+        """P as matrices [B,H,G,D,D], also where only the diagonal is kept."""
+        if self.covariance is None:
+            raise ValueError("belief: expected one with a covariance, got covariance=None")
+        return (
+            torch.diag_embed(self.covariance) if self.covariance.ndim == self.mean.ndim else self.covariance
+        )
+
+    def detach(self) -> Belief:
+        """The same belief, cut off from the autograd graph."""
+        return Belief(self.mean.detach(), None if self.covariance is None else self.covariance.detach())
+
+    @staticmethod
+    def prior(
+        design: DesignModel,
+        batch: int,
+        heads: int,
+        D: int,
+        M: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Belief:
+        r"""The belief before anything is written: $M_0 = 0$, $P_0 = p_0 I$.
+
+        Args:
+            design: whose `covariance.prior` is $p_0$.
+            batch: B.
+            heads: H.
+            D: key size.
+            M: value size.
+            dtype: float32 or float64.
+            device: where to put it.
+        """
+        mean = torch.zeros(batch, heads, D, M, dtype=dtype, device=device)
+        shape = (batch, heads, design.write.groups, D)
+        match design.covariance:
+            case Dense(prior=prior):
+                identity = torch.eye(D, dtype=dtype, device=device)
+                return Belief(mean, (prior * identity).expand(*shape, D).clone())
+            case Diagonal(prior=prior):
+                return Belief(mean, torch.full(shape, prior, dtype=dtype, device=device))
+            case _:
+                return Belief(mean)
+
+
+def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:
+    r"""$\log \mathcal N(e \mid 0, \beta^{-1} I)$, summed over columns, with one precision for each group of columns.
+
+    Args:
+        error: e, [..., M].
+        precision: β, [..., G]; column j belongs to group ⌊j·G/M⌋.
+
+    Returns:
+        [...].
+    """
+    columns = error.shape[-1] // precision.shape[-1]
+    squares = error.unflatten(-1, (precision.shape[-1], columns)).square().sum(-1)
+    return 0.5 * (columns * (precision / (2 * math.pi)).log() - precision * squares).sum(-1)

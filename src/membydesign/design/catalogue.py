@@ -1,0 +1,138 @@
+"""Every row of the paper's Table 1 and every ablation, by name: `catalogue["gated_deltanet"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from membydesign.design.covariance import Dense, Diagonal, MeanOnly, PerColumnReset, Reset
+from membydesign.design.model import DesignModel
+from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
+from membydesign.design.write import LatentInput, ObserveMemory
+
+_THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
+_DELTA_GATE = (
+    "a delta rule written with a gate β_t has r_t² = λ_t (1/β_t − ‖k_t‖²): see theory.write_noise_of_gate"
+)
+_UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
+
+_ROWS: dict[str, DesignModel] = {
+    "bayesian_layer": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        Dense(),
+        title="Bayesian Layer",
+        citation=f"{_THIS_PAPER}, Proposition 1",
+        note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
+    ),
+    "bayesian_layer_diagonal": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        Diagonal(),
+        title="Bayesian Layer, diagonal covariance",
+        citation=f"{_THIS_PAPER}, §4.1 (ablation)",
+        note="the Bayesian Layer with every off-diagonal entry discarded after each update",
+    ),
+    "covariance_reset": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        Reset(),
+        title="Bayesian Layer, covariance reset",
+        citation=f"{_THIS_PAPER}, Proposition 2 (ablation)",
+        note="the paper's ablation resets to its process noise: prior_variance λ_t = ℓ_t²",
+    ),
+    "deltanet": DesignModel(
+        Identity(),
+        ObserveMemory(),
+        Reset(),
+        title="DeltaNet",
+        citation="Schlag, Irie & Schmidhuber, ICML 2021; Yang, Wang, Zhang, Shen & Kim, NeurIPS 2024",
+        note=_DELTA_GATE,
+    ),
+    "gated_deltanet": DesignModel(
+        ScalarDecay(),
+        ObserveMemory(),
+        Reset(),
+        title="Gated DeltaNet",
+        citation="Yang, Kautz & Hatamizadeh, ICLR 2025",
+        note=_DELTA_GATE,
+    ),
+    "kda": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        Reset(),
+        title="KDA (Kimi Linear)",
+        citation="Kimi Team, Kimi Linear: An Expressive, Efficient Attention Architecture, 2025",
+        note=_DELTA_GATE,
+    ),
+    "longhorn": DesignModel(
+        Identity(),
+        ObserveMemory(),
+        PerColumnReset(),
+        title="Longhorn",
+        citation="Liu, Wang, Wu, Feng, Stone & Liu, ICLR 2025",
+        note="the closed form of Longhorn's objective, λ_t,j / r_t² its β_t,j; its released kernel also drops the "
+        "off-diagonal entries of k_t k_tᵀ",
+    ),
+    "linear_attention": DesignModel(
+        Identity(),
+        LatentInput(),
+        MeanOnly(),
+        title="Linear Attention",
+        citation="Katharopoulos, Vyas, Pappas & Fleuret, ICML 2020",
+        note=f"{_UNIT_WRITE}; without the normaliser of the 2020 paper",
+    ),
+    "retnet": DesignModel(
+        ScalarDecay(),
+        LatentInput(),
+        MeanOnly(),
+        title="RetNet",
+        citation="Sun, Dong, Huang, Ma, Xia, Xue, Wang & Wei, 2023",
+        note=f"log_decay is constant for each head; {_UNIT_WRITE}",
+    ),
+    "gla": DesignModel(
+        DiagonalDecay(),
+        LatentInput(),
+        MeanOnly(),
+        title="GLA (diagonal form)",
+        citation="Yang, Wang, Shen, Panda & Kim, ICML 2024",
+        note=_UNIT_WRITE,
+    ),
+    "mamba2": DesignModel(
+        ScalarDecay(),
+        LatentInput(),
+        MeanOnly(),
+        title="Mamba-2 / SSD",
+        citation="Dao & Gu, ICML 2024",
+        note=f"k_t = B_t, q_t = C_t, v_t = Δ_t x_t; {_UNIT_WRITE}",
+    ),
+}
+
+
+class Catalogue(Mapping[str, DesignModel]):
+    """The designs of the paper's Table 1 and its ablations, by name.
+
+    A read-only mapping from name to `DesignModel`. An unknown name is answered with the names that exist.
+
+    Example:
+        >>> Catalogue()["kda"].exactness
+        'covariance reset'
+    """
+
+    def __getitem__(self, name: str) -> DesignModel:
+        try:
+            return _ROWS[name]
+        except KeyError:
+            raise KeyError(f"no design named {name!r} in the catalogue; it has {', '.join(_ROWS)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ROWS)
+
+    def __len__(self) -> int:
+        return len(_ROWS)
+
+    def __repr__(self) -> str:
+        return f"Catalogue({', '.join(_ROWS)})"
+
+
+catalogue = Catalogue()
+"""Every row of the paper's Table 1 and every ablation, by name."""

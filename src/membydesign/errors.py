@@ -1,0 +1,21 @@
+"""Errors that a filter raises while it runs.
+
+Bad arguments raise plain `ValueError`s that name the argument, what was expected and what came. The errors here are
+for good arguments whose computation could not be carried through: they are never papered over with jitter.
+"""
+
+
+class FilterError(ArithmeticError):
+    """A filter could not be carried through in the given floating-point type."""
+
+
+class NotPositiveDefiniteError(FilterError):
+    r"""A belief covariance stopped being positive definite.
+
+    The innovation variance $1/\beta_t = r_t^2 + k_t^\top \bar P_t k_t$ came out below the write noise $r_t^2$ that it
+    contains, which proves that $\bar P_t$ has a negative direction. The message names batch, head, group and position.
+    """
+
+
+class NonFiniteError(FilterError):
+    """A belief or an output overflowed: finite inputs gave an infinity or a NaN."""

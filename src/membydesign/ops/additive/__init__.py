@@ -1,0 +1,1 @@
+"""Filters whose write observes only its own coefficient: `LatentInput`."""

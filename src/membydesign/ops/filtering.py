@@ -1,0 +1,229 @@
+"""The two public functions: `filter_sequence` for training and prefill, `filter_step` for decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+
+from membydesign.belief import Belief
+from membydesign.ops import checks
+from membydesign.ops.recurrent import RULES, Run, filter_recurrent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from membydesign.design import DesignModel
+    from membydesign.ops.inputs import Inputs
+
+
+class Filtered(NamedTuple):
+    r"""What `filter_sequence` returns.
+
+    Attributes:
+        output: the read-outs $y_t = M_t^\top q_t$, [B,T,H,M], in the dtype of q, k and v.
+        belief: the belief after the last token, one per batch entry, or one per packed sequence.
+        variance: $q_t^\top P_t q_t$, the variance of each coordinate of $S_t^\top q_t$, [B,T,H,G] ([B,T,H,M] for
+            `PerColumnReset`); None unless asked for.
+        log_evidence: $\log p(v_{1:T})$, [B,H] ([N,H] packed); None unless asked for.
+        write_log_evidence: $\log p(v_t \mid v_{<t})$, how expected each write was, [B,T,H]; None unless asked for.
+    """
+
+    output: Tensor
+    belief: Belief
+    variance: Tensor | None = None
+    log_evidence: Tensor | None = None
+    write_log_evidence: Tensor | None = None
+
+
+def filter_sequence(
+    design: DesignModel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    process_noise: Tensor | float | None = None,
+    write_noise: Tensor | float | None = None,
+    prior_variance: Tensor | float | None = None,
+    log_decay: Tensor | float | None = None,
+    angle: Tensor | float | None = None,
+    initial: Belief | None = None,
+    cu_seqlens: Tensor | None = None,
+    method: Literal["recurrent"] = "recurrent",
+    return_variance: bool = False,
+    return_evidence: bool = False,
+) -> Filtered:
+    r"""Run the filter of a design over whole sequences.
+
+    At each token memory drifts, the write $(k_t, v_t)$ is conditioned on, and $y_t = M_t^\top q_t$ is read: the output
+    at t sees the write at t. q is not scaled and k is not normalised. Everything is differentiable.
+
+    Args:
+        design: the assumptions; `design.step_parameters` lists which of the arguments below it needs.
+        q: queries, [B,T,H,D].
+        k: write keys, [B,T,H,D].
+        v: written values, [B,T,H,M].
+        process_noise: $\ell_t^2$, a variance, [B,T,H].
+        write_noise: $r_t^2$, a variance, [B,T,H] or [B,T,H,G].
+        prior_variance: $\lambda_t$, [B,T,H], or [B,T,H,M] for `PerColumnReset`.
+        log_decay: logarithms of the decays, at most 0, [B,T,H] (`ScalarDecay`), [B,T,H,D] (`DiagonalDecay`) or
+            [B,T,H,D/2] (`DampedRotation`).
+        angle: $\theta_t$ in radians, [B,T,H,D/2] (`DampedRotation`).
+        initial: the belief to start from, default `Belief.prior`; one per packed sequence with `cu_seqlens`.
+        cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
+        method: "recurrent", the loop over tokens that specifies the filter.
+        return_variance: also return the variance of every read.
+        return_evidence: also return how expected the writes were.
+
+    A step parameter may also be a number, the same at every token and head. States are float32 at least; float64
+    in any argument gives float64 throughout.
+
+    Returns:
+        `Filtered`: output, belief, and what else was asked for.
+
+    Raises:
+        ValueError: for a bad argument; the message names it, what was expected and what came.
+        NotPositiveDefiniteError: if rounding destroyed a covariance; names batch, head, group and position.
+        NonFiniteError: if finite inputs overflowed.
+
+    Example:
+        >>> design = DesignModel(Identity(), ObserveMemory(), Dense(prior=3.0))
+        >>> q, k, v = torch.randn(3, 2, 100, 4, 16).unbind()
+        >>> out = filter_sequence(design, q, k, v, process_noise=0.05, write_noise=0.05, return_variance=True)
+        >>> out.output.shape, out.belief.covariance.shape, out.variance.shape
+        (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 1, 16, 16]), torch.Size([2, 100, 4, 1]))
+    """
+    if method != "recurrent":
+        raise ValueError(f'method: expected "recurrent", got {method!r}')
+    parameters = {
+        "process_noise": process_noise,
+        "write_noise": write_noise,
+        "prior_variance": prior_variance,
+        "log_decay": log_decay,
+        "angle": angle,
+    }
+    inputs = checks.check_inputs(design, q, k, v, parameters)
+    if return_variance and design.rule == "additive" and not design.keeps_covariance:
+        raise ValueError(
+            f"return_variance: expected False for {design.title}, which keeps no covariance (use covariance=Dense() "
+            "to have it), got True"
+        )
+    bounds = [0, q.shape[1]] if cu_seqlens is None else checks.check_cu_seqlens(cu_seqlens, q)
+    batch = q.shape[0] if cu_seqlens is None else len(bounds) - 1
+    initial, inputs = _initial_belief(design, initial, "initial", batch, inputs)
+    checks.check_positive_definite(initial, "initial")
+
+    rows = [initial] if cu_seqlens is None else _split(initial)
+    runs = [
+        filter_recurrent(
+            design,
+            row,
+            inputs.between(start, end),
+            return_variance=return_variance,
+            return_evidence=return_evidence,
+        )
+        for row, start, end in zip(rows, bounds[:-1], bounds[1:], strict=True)
+    ]
+    return _collect(runs, inputs, q.dtype)
+
+
+def filter_step(
+    design: DesignModel,
+    belief: Belief,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    process_noise: Tensor | float | None = None,
+    write_noise: Tensor | float | None = None,
+    prior_variance: Tensor | float | None = None,
+    log_decay: Tensor | float | None = None,
+    angle: Tensor | float | None = None,
+) -> tuple[Tensor, Belief]:
+    r"""One predict, write and read: the decoding step of a design.
+
+    Args:
+        design: the assumptions.
+        belief: the belief so far, from `filter_sequence`, `filter_step` or `Belief.prior`. Its shapes are checked; that
+            its covariance is positive definite is taken on trust, and watched along the key.
+        q: the query, [B,H,D].
+        k: the write key, [B,H,D].
+        v: the written value, [B,H,M].
+        process_noise: $\ell_t^2$, [B,H] or a number.
+        write_noise: $r_t^2$, [B,H] or [B,H,G] or a number.
+        prior_variance: $\lambda_t$, [B,H], or [B,H,M] for `PerColumnReset`, or a number.
+        log_decay: [B,H], [B,H,D] or [B,H,D/2], or a number.
+        angle: [B,H,D/2] or a number.
+
+    Returns:
+        The read-out $y_t$, [B,H,M], and the new belief; `belief.variance(q)` gives its uncertainty.
+    """
+    parameters = {
+        "process_noise": process_noise,
+        "write_noise": write_noise,
+        "prior_variance": prior_variance,
+        "log_decay": log_decay,
+        "angle": angle,
+    }
+    for name, x, letters in (("q", q, "D"), ("k", k, "D"), ("v", v, "M")):
+        if isinstance(x, torch.Tensor) and x.ndim != 3:
+            raise ValueError(
+                f"{name}: expected shape [B,H,{letters}] for one step, got shape {list(x.shape)}"
+            )
+    sequence = [_with_time(x) for x in (q, k, v)]
+    inputs = checks.check_inputs(design, *sequence, {name: _with_time(x) for name, x in parameters.items()})
+    belief, inputs = _initial_belief(design, belief, "belief", q.shape[0], inputs)
+    x = inputs.at(0)
+    belief, write = RULES[design.rule].step(design, belief, x)
+    checks.check_precision(write.precision.unsqueeze(1), inputs)
+    output = belief.read(x.q)
+    checks.check_finite_result("output", output)
+    return output.to(v.dtype), belief
+
+
+def _initial_belief(
+    design: DesignModel, belief: Belief | None, name: str, batch: int, inputs: Inputs
+) -> tuple[Belief, Inputs]:
+    """The belief to start from, and the inputs, both in the widest type among them."""
+    q, M = inputs.q, inputs.v.shape[-1]
+    if belief is None:
+        return Belief.prior(design, batch, *q.shape[-2:], M, dtype=q.dtype, device=q.device), inputs
+    belief = checks.check_belief(design, belief, name, batch, q, M)
+    dtype = torch.promote_types(belief.mean.dtype, q.dtype)
+    belief = Belief(*(None if x is None else x.to(dtype) for x in belief))  # pyright: ignore[reportArgumentType]
+    return belief, type(inputs)(*(None if x is None else x.to(dtype) for x in inputs))  # pyright: ignore[reportArgumentType]
+
+
+def _with_time(x: Tensor | float | None) -> Tensor | float | None:
+    return x.unsqueeze(1) if isinstance(x, torch.Tensor) and x.ndim else x
+
+
+def _split(belief: Belief) -> list[Belief]:
+    mean, covariance = belief
+    return [
+        Belief(mean[n : n + 1], None if covariance is None else covariance[n : n + 1])
+        for n in range(len(mean))
+    ]
+
+
+def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
+    """Put the runs of packed sequences (or the one run of a batch) together, and check what they found."""
+
+    def joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
+        present = [part for part in parts if part is not None]
+        return torch.cat(present, dim) if present else None
+
+    output, *others = (joined(list(parts), 1) for parts in zip(*((r[0], *r[2:]) for r in runs), strict=True))
+    precision, variance, write_log_evidence = others
+    belief = Belief(*(joined(list(parts), 0) for parts in zip(*(r.belief for r in runs), strict=True)))  # pyright: ignore[reportArgumentType]
+    assert output is not None
+    assert precision is not None
+    checks.check_precision(precision, inputs)
+    checks.check_finite_result("output", output)
+    checks.check_finite_result("belief.mean", belief.mean)
+    log_evidence = None
+    if write_log_evidence is not None:
+        log_evidence = torch.cat(
+            [r.write_log_evidence.sum(1) for r in runs if r.write_log_evidence is not None]
+        )
+    return Filtered(output.to(dtype), belief, variance, log_evidence, write_log_evidence)

@@ -1,0 +1,40 @@
+"""The arguments of a filter after they were checked: one type, one shape each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Inputs(NamedTuple):
+    """Checked arguments in the state's type. A single step has the same fields without the axis T.
+
+    Attributes:
+        q: queries, [B,T,H,D].
+        k: write keys, [B,T,H,D].
+        v: written values, [B,T,H,M].
+        process_noise: ℓ², [B,T,H], or None.
+        write_noise: r², [B,T,H,G].
+        prior_variance: λ, [B,T,H,1], or [B,T,H,M] for `PerColumnReset`, or None.
+        log_decay: in the transition's own shape, or None.
+        angle: in the transition's own shape, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    process_noise: Tensor | None
+    write_noise: Tensor
+    prior_variance: Tensor | None
+    log_decay: Tensor | None
+    angle: Tensor | None
+
+    def at(self, t: int) -> Inputs:
+        """The step at position t, without the axis T."""
+        return Inputs(*(None if x is None else x[:, t] for x in self))  # pyright: ignore[reportArgumentType]
+
+    def between(self, start: int, end: int) -> Inputs:
+        """Positions start to end − 1."""
+        return Inputs(*(None if x is None else x[:, start:end] for x in self))  # pyright: ignore[reportArgumentType]

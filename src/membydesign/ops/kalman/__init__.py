@@ -1,0 +1,1 @@
+"""Filters that propagate a covariance: `ObserveMemory` with `Dense` or `Diagonal`."""
