@@ -13,6 +13,8 @@ import torch
 from membydesign.design import Dense, Diagonal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from membydesign.design import DesignModel
@@ -53,9 +55,7 @@ class Belief(NamedTuple):
             [B,H,G], one for each noise group.
         """
         if self.covariance is None:
-            raise ValueError(
-                "belief: expected one with a covariance to read a variance from, got covariance=None"
-            )
+            raise ValueError("belief: expected one with a covariance to read a variance from, got covariance=None")
         if self.covariance.ndim == self.mean.ndim:
             return torch.einsum("bhgd,bhd->bhg", self.covariance, q * q)
         return torch.einsum("bhd,bhgde,bhe->bhg", q, self.covariance, q)
@@ -77,13 +77,15 @@ class Belief(NamedTuple):
         """P as matrices [B,H,G,D,D], also where only the diagonal is kept."""
         if self.covariance is None:
             raise ValueError("belief: expected one with a covariance, got covariance=None")
-        return (
-            torch.diag_embed(self.covariance) if self.covariance.ndim == self.mean.ndim else self.covariance
-        )
+        return torch.diag_embed(self.covariance) if self.covariance.ndim == self.mean.ndim else self.covariance
 
     def detach(self) -> Belief:
         """The same belief, cut off from the autograd graph."""
-        return Belief(self.mean.detach(), None if self.covariance is None else self.covariance.detach())
+        return self.map(lambda x: x.detach())
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Belief:
+        """The belief with f applied to mean and covariance, for example `belief.map(lambda x: x.to("cuda"))`."""
+        return Belief._make(None if x is None else f(x) for x in self)
 
     @staticmethod
     def prior(

@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# --- Gains -----------------------------------------------------------------------------------------------------------
+# --- Gains ---
 
 
 def gain(predicted_variance: float, write_noise: float) -> float:
@@ -35,7 +35,7 @@ def reset_gain(prior_variance: float, write_noise: float, squared_norm: float = 
 
 
 def write_noise_of_gate(gate: Tensor, k: Tensor, prior_variance: Tensor | float = 1.0) -> Tensor:
-    r"""The write noise that gives a delta rule its gate: $r^2 = \lambda(1/\beta - \lVert k\rVert^2)$, so that $\eta = \beta$.
+    r"""The write noise that gives a delta rule its gate, $\eta = \beta$: $r^2 = \lambda(1/\beta - \lVert k\rVert^2)$.
 
     A delta rule states its write strength β directly. A gate with $\beta \lVert k\rVert^2 \ge 1$ overshoots the written
     value: no observation noise explains it, and the result is not positive.
@@ -56,7 +56,7 @@ def trust(prior_variance: float, write_noise: float) -> float:
     return prior_variance / (prior_variance + write_noise)
 
 
-# --- Writing the same key again and again (Corollary 1) ----------------------------------------------------------------
+# --- Writing the same key again and again (Corollary 1) ---
 
 
 def same_key_predicted_variance(process_noise: float, write_noise: float) -> float:
@@ -78,7 +78,7 @@ def same_key_posterior_variance(process_noise: float, write_noise: float) -> flo
 
 
 def steady_gain(process_noise: float, write_noise: float) -> float:
-    r"""The floor to which the gain of repeated writes decays, $g^{ss} = \bar\sigma_\infty^2/(r^2 + \bar\sigma_\infty^2)$."""
+    r"""The floor to which the gain of repeated writes decays: `gain` at $\bar\sigma_\infty^2$."""
     return gain(same_key_predicted_variance(process_noise, write_noise), write_noise)
 
 
@@ -90,13 +90,13 @@ def steady_gain_slow_drift(process_noise: float, write_noise: float) -> float:
 def steady_gain_fast_drift(process_noise: float, write_noise: float) -> float:
     r"""The limit of `steady_gain` for $\ell^2 \gg r^2$: $1 - r^2/\ell^2$, near-full replacement.
 
-    The paper prints $1 - r^2/(2\ell^2)$. Expanding the root gives $\bar\sigma_\infty^2 = \ell^2 + r^2 + O(r^4/\ell^2)$ and
-    with it $g^{ss} = 1 - r^2/\ell^2 + O(r^4/\ell^4)$: the factor 2 is a slip (docs/theory.md).
+    The paper prints $1 - r^2/(2\ell^2)$. Expanding the root gives $\bar\sigma_\infty^2 = \ell^2 + r^2 + O(r^4/\ell^2)$
+    and with it $g^{ss} = 1 - r^2/\ell^2 + O(r^4/\ell^4)$: the factor 2 is a slip (docs/theory.md).
     """
     return 1 - write_noise / process_noise
 
 
-# --- Writing one key, watching another (Proposition 3) ----------------------------------------------------------------
+# --- Writing one key, watching another (Proposition 3) ---
 
 
 class CrossKeyBalance(NamedTuple):
@@ -152,11 +152,11 @@ def cross_key_balance(
 
 
 def crowding_rate(overlap: float, process_noise: float) -> float:
-    r"""How fast uncertainty along $k_B$ grows per step while only $k_A$ is written: $(1-\rho^2)\ell^2$ (Corollary 1)."""
+    r"""How fast uncertainty along $k_B$ grows per step while $k_A$ is written: $(1-\rho^2)\ell^2$ (Corollary 1)."""
     return (1 - overlap**2) * process_noise
 
 
-# --- After many writes of B, the first write of A -----------------------------------------------------------------------
+# --- After many writes of B, the first write of A ---
 
 
 def boundary_gain(overlap: float, write_noise: float, variance_B: float, variance_perp: float) -> float:
@@ -188,11 +188,11 @@ def warped_key_angle(overlap: float, variance_B: float, variance_perp: float) ->
 
 
 def warped_key_angle_limit(overlap: float) -> float:
-    r"""The limit of `warped_key_angle` as $\bar\sigma_\perp^2/\bar\sigma_B^2 \to \infty$: $\theta_\infty = \arcsin|\rho|$."""
+    r"""The limit of `warped_key_angle` as $\bar\sigma_\perp^2/\bar\sigma_B^2 \to \infty$: $\arcsin|\rho|$."""
     return math.asin(abs(overlap))
 
 
-# --- What panel (a) of the collision figure settles at -------------------------------------------------------------------
+# --- What panel (a) of the collision figure settles at ---
 
 
 def pairwise_retrieval(target: float, distractor: float) -> float:
@@ -210,7 +210,7 @@ r"""$(1 + e^{-1})^{-1} \approx 0.731$: retrieval when the read-out at $k_B$ has 
 
 
 def delta_plateau(a0: Tensor, b0: Tensor, v_A: Tensor, overlap: float) -> Tensor:
-    r"""Where a delta rule's read-out at $k_B$ settles under endless writes of $(k_A, v_A)$: $b_\infty = b_0 - \rho(a_0 - v_A)$.
+    r"""Where a delta rule's read-out at $k_B$ settles under endless writes of A: $b_\infty = b_0 - \rho(a_0 - v_A)$.
 
     Args:
         a0: the read-out at $k_A$ before those writes, [M].
@@ -241,7 +241,7 @@ def bayesian_plateau(
     $$b_\infty = b_0 + \sum_{s\ge1} \eta_s^B \Bigl(\prod_{j<s}(1-\eta_j^A)\Bigr)(v_A - a_0),$$
 
     with $\eta^A_n = x_n/(r^2+x_n)$ and $\eta^B_n = (\rho x_n + c_n)/(r^2+x_n)$, where the predicted variance
-    $x_n = k_A^\top\bar P k_A$ and the cross-covariance $c_n = k_B^\top(\bar P k_A - x_n k_A)$ obey the scalar recursions
+    $x_n = k_A^\top\bar P k_A$ and the cross-covariance $c_n = k_B^\top(\bar P k_A - x_n k_A)$ obey scalar recursions,
     $x_{n+1} = r^2x_n/(r^2+x_n) + \ell^2$ and $c_{n+1} = r^2c_n/(r^2+x_n)$. No D×D matrix is iterated.
 
     Args:
@@ -274,11 +274,11 @@ def bayesian_plateau(
     return b0 + weight * (v_A - a0)
 
 
-# --- Capacity --------------------------------------------------------------------------------------------------------
+# --- Capacity ---
 
 
 def capacity(D: int) -> int:
-    r"""How many associations a bilinear read-out $\hat v = M^\top k$ can hold exactly, whatever the update: D (Remark 2)."""
+    r"""How many associations a read-out $\hat v = M^\top k$ can hold exactly, whatever the update: D (Remark 2)."""
     return D
 
 

@@ -10,9 +10,7 @@ from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
 from membydesign.design.write import LatentInput, ObserveMemory
 
 _THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
-_DELTA_GATE = (
-    "a delta rule written with a gate β_t has r_t² = λ_t (1/β_t − ‖k_t‖²): see theory.write_noise_of_gate"
-)
+_DELTA_GATE = "a delta rule written with a gate β_t has r_t² = λ_t (1/β_t − ‖k_t‖²): see theory.write_noise_of_gate"
 _UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
 
 _ROWS: dict[str, DesignModel] = {
@@ -70,8 +68,8 @@ _ROWS: dict[str, DesignModel] = {
         PerColumnReset(),
         title="Longhorn",
         citation="Liu, Wang, Wu, Feng, Stone & Liu, ICLR 2025",
-        note="the closed form of Longhorn's objective, λ_t,j / r_t² its β_t,j; its released kernel also drops the "
-        "off-diagonal entries of k_t k_tᵀ",
+        note="the closed form of Longhorn's objective, with λ_t,j / r_t² its β_t,j; to run as an elementwise scan, "
+        "Longhorn itself keeps only the diagonal of k_t k_tᵀ",
     ),
     "linear_attention": DesignModel(
         Identity(),

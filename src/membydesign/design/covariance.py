@@ -36,12 +36,7 @@ class Covariance(ABC):
 
 
 def _check_prior(name: str, prior: float) -> None:
-    if (
-        isinstance(prior, bool)
-        or not isinstance(prior, (int, float))
-        or not math.isfinite(prior)
-        or prior < 0
-    ):
+    if isinstance(prior, bool) or not isinstance(prior, (int, float)) or not math.isfinite(prior) or prior < 0:
         raise ValueError(f"{name}(prior): expected a finite variance of at least 0, got {prior!r}")
 
 
@@ -110,7 +105,8 @@ class Diagonal(Covariance):
             _PREDICTED,
             Equation(
                 "P_t = the diagonal of P̄_t − β_t u_t u_tᵀ",
-                r"\mathbf{P}_t = \mathrm{diag}(\mathrm{diag}(\bar{\mathbf{P}}_t - \beta_t \mathbf{u}_t \mathbf{u}_t^\top))",
+                r"\mathbf{P}_t = \mathrm{diag}(\mathrm{diag}("
+                r"\bar{\mathbf{P}}_t - \beta_t \mathbf{u}_t \mathbf{u}_t^\top))",
             ),
         )
 
@@ -141,8 +137,8 @@ class Reset(Covariance):
         return (
             Equation("P̄_t := λ_t I", r"\bar{\mathbf{P}}_t := \lambda_t \mathbf{I}"),
             Equation(
-                "M_t = M̄_t + η_t k_t (v_t − M̄_tᵀ k_t)ᵀ,  η_t = λ_t / (r_t² + λ_t ‖k_t‖²)",
-                r"\mathbf{M}_t = \bar{\mathbf{M}}_t + \eta_t \mathbf{k}_t "
+                "⇒ M_t = M̄_t + η_t k_t (v_t − M̄_tᵀ k_t)ᵀ,  η_t = λ_t / (r_t² + λ_t ‖k_t‖²)",
+                r"\Rightarrow\ \mathbf{M}_t = \bar{\mathbf{M}}_t + \eta_t \mathbf{k}_t "
                 r"(\mathbf{v}_t - \bar{\mathbf{M}}_t^\top \mathbf{k}_t)^\top,"
                 r"\quad \eta_t = \lambda_t / (r_t^2 + \lambda_t \Vert \mathbf{k}_t \Vert^2)",
             ),
@@ -178,8 +174,9 @@ class PerColumnReset(Covariance):
                 r"\bar{\mathbf{P}}_t^{(j)} := \lambda_{t,j} \mathbf{I} \quad (j = 1, \ldots, M)",
             ),
             Equation(
-                "M_t⁽ʲ⁾ = M̄_t⁽ʲ⁾ + η_t,j k_t (v_t,j − v̂_t,j),  η_t,j = λ_t,j / (r_t² + λ_t,j ‖k_t‖²)",
-                r"\mathbf{M}_t^{(j)} = \bar{\mathbf{M}}_t^{(j)} + \eta_{t,j} \mathbf{k}_t (v_{t,j} - \hat{v}_{t,j}),"
+                "⇒ M_t⁽ʲ⁾ = M̄_t⁽ʲ⁾ + η_t,j k_t (v_t,j − v̂_t,j),  η_t,j = λ_t,j / (r_t² + λ_t,j ‖k_t‖²)",
+                r"\Rightarrow\ \mathbf{M}_t^{(j)} = \bar{\mathbf{M}}_t^{(j)} "
+                r"+ \eta_{t,j} \mathbf{k}_t (v_{t,j} - \hat{v}_{t,j}),"
                 r"\quad \eta_{t,j} = \lambda_{t,j} / (r_t^2 + \lambda_{t,j} \Vert \mathbf{k}_t \Vert^2)",
             ),
         )

@@ -62,14 +62,8 @@ class DesignModel:
         for name, kind in (("transition", Transition), ("write", Write), ("covariance", Covariance)):
             value = getattr(self, name)
             if not isinstance(value, kind):
-                hint = (
-                    f"; write {value.__name__}()"
-                    if isinstance(value, type) and issubclass(value, kind)
-                    else ""
-                )
-                raise ValueError(
-                    f"DesignModel({name}): expected an instance of {kind.__name__}, got {value!r}{hint}"
-                )
+                hint = f"; write {value.__name__}()" if isinstance(value, type) and issubclass(value, kind) else ""
+                raise ValueError(f"DesignModel({name}): expected an instance of {kind.__name__}, got {value!r}{hint}")
         reason = _why_meaningless(self.transition, self.write, self.covariance)
         if reason:
             raise ValueError(f"DesignModel: {reason}")

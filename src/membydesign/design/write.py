@@ -49,9 +49,7 @@ class ObserveMemory(Write):
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, int) or isinstance(self.groups, bool) or self.groups < 1:
-            raise ValueError(
-                f"ObserveMemory(groups): expected a whole number of at least 1, got {self.groups!r}"
-            )
+            raise ValueError(f"ObserveMemory(groups): expected a whole number of at least 1, got {self.groups!r}")
 
     @property
     def density(self) -> tuple[Equation, ...]:
@@ -60,7 +58,8 @@ class ObserveMemory(Write):
             return (
                 Equation(
                     "v_t | S_t ~ N(S_tᵀ k_t, r_t² I)",
-                    r"\mathbf{v}_t \mid \mathbf{S}_t \sim \mathcal{N}(\mathbf{S}_t^\top \mathbf{k}_t,\ r_t^2 \mathbf{I})",
+                    r"\mathbf{v}_t \mid \mathbf{S}_t \sim "
+                    r"\mathcal{N}(\mathbf{S}_t^\top \mathbf{k}_t,\ r_t^2 \mathbf{I})",
                 ),
             )
         return (
@@ -108,9 +107,7 @@ class LatentInput(Write):
     def density(self) -> tuple[Equation, ...]:
         """φ_t ~ N(0, λ_t I), S_t = A_t S_{t-1} + k_t φ_tᵀ, v_t | φ_t ~ N(φ_t, r_t² I)."""
         return (
-            Equation(
-                "φ_t ~ N(0, λ_t I)", r"\mathbf{\phi}_t \sim \mathcal{N}(\mathbf{0},\ \lambda_t \mathbf{I})"
-            ),
+            Equation("φ_t ~ N(0, λ_t I)", r"\mathbf{\phi}_t \sim \mathcal{N}(\mathbf{0},\ \lambda_t \mathbf{I})"),
             Equation(
                 "S_t = A_t S_{t-1} + k_t φ_tᵀ",
                 r"\mathbf{S}_t = \mathbf{A}_t \mathbf{S}_{t-1} + \mathbf{k}_t \mathbf{\phi}_t^\top",

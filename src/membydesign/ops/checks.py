@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
@@ -57,7 +58,7 @@ def check_inputs(
 def check_belief(design: DesignModel, belief: Belief, name: str, batch: int, like: Tensor, M: int) -> Belief:
     """Check a belief that the user gave for `batch` sequences with heads and keys as in `like` ([B,T,H,D])."""
     if not isinstance(belief, Belief):
-        _refuse(name, "a Belief (such as the one that filter_sequence returned)", type(belief).__name__)
+        _refuse(name, "a Belief (from filter_sequence or Belief.prior)", type(belief).__name__)
     H, D = like.shape[-2:]
     expected = Belief.prior(design, batch, H, D, M, device="meta")
     for part in ("mean", "covariance"):
@@ -118,7 +119,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != q.shape[1]:
         _refuse(name, f"boundaries from 0 to T = {q.shape[1]}", f"from {bounds[0]} to {bounds[-1]}")
-    for i, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for i, (start, end) in enumerate(pairwise(bounds)):
         if end <= start:
             _refuse(name, "strictly increasing boundaries", f"{start}, {end} at index {i}")
     return bounds
@@ -148,9 +149,7 @@ def check_finite_result(name: str, value: Tensor) -> None:
     """Raise if a result overflowed: finite inputs must not give an infinity or a NaN."""
     bad = _first_non_finite(value)
     if bad is not None:
-        raise NonFiniteError(
-            f"{name} overflowed in {value.dtype} at index {bad}: scale the inputs down or use float64"
-        )
+        raise NonFiniteError(f"{name} overflowed in {value.dtype} at index {bad}: scale the inputs down or use float64")
 
 
 def _check_sequences(design: DesignModel, q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -207,9 +206,7 @@ def _check_parameter(
         if value.ndim and list(value.shape) != full and not shared:
             _refuse(name, wanted, f"shape {list(value.shape)}")
         tensor = value.to(dtype)
-        tensor = (
-            tensor.expand(full) if not value.ndim else tensor[..., None].expand(full) if shared else tensor
-        )
+        tensor = tensor.expand(full) if not value.ndim else tensor[..., None].expand(full) if shared else tensor
     else:
         tensor = torch.full(full, float(value), dtype=dtype, device=device)
     _check_finite(name, tensor)

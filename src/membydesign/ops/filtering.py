@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -110,10 +111,14 @@ def filter_sequence(
         )
     bounds = [0, q.shape[1]] if cu_seqlens is None else checks.check_cu_seqlens(cu_seqlens, q)
     batch = q.shape[0] if cu_seqlens is None else len(bounds) - 1
-    initial, inputs = _initial_belief(design, initial, "initial", batch, inputs)
-    checks.check_positive_definite(initial, "initial")
+    if initial is None:
+        D, M = q.shape[-1], v.shape[-1]
+        initial = Belief.prior(design, batch, q.shape[2], D, M, dtype=inputs.q.dtype, device=q.device)
+    else:
+        initial, inputs = _start_from(design, initial, "initial", batch, inputs)
+        checks.check_positive_definite(initial, "initial")
 
-    rows = [initial] if cu_seqlens is None else _split(initial)
+    rows = [initial] if cu_seqlens is None else [initial.map(lambda x, n=n: x[n : n + 1]) for n in range(batch)]
     runs = [
         filter_recurrent(
             design,
@@ -122,7 +127,7 @@ def filter_sequence(
             return_variance=return_variance,
             return_evidence=return_evidence,
         )
-        for row, start, end in zip(rows, bounds[:-1], bounds[1:], strict=True)
+        for row, (start, end) in zip(rows, pairwise(bounds), strict=True)
     ]
     return _collect(runs, inputs, q.dtype)
 
@@ -166,13 +171,14 @@ def filter_step(
         "angle": angle,
     }
     for name, x, letters in (("q", q, "D"), ("k", k, "D"), ("v", v, "M")):
-        if isinstance(x, torch.Tensor) and x.ndim != 3:
-            raise ValueError(
-                f"{name}: expected shape [B,H,{letters}] for one step, got shape {list(x.shape)}"
-            )
-    sequence = [_with_time(x) for x in (q, k, v)]
-    inputs = checks.check_inputs(design, *sequence, {name: _with_time(x) for name, x in parameters.items()})
-    belief, inputs = _initial_belief(design, belief, "belief", q.shape[0], inputs)
+        if not isinstance(x, torch.Tensor) or x.ndim != 3:
+            got = f"shape {list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
+            raise ValueError(f"{name}: expected a tensor [B,H,{letters}] for one step, got {got}")
+    with_time = {
+        name: x.unsqueeze(1) if isinstance(x, torch.Tensor) and x.ndim else x for name, x in parameters.items()
+    }
+    inputs = checks.check_inputs(design, q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), with_time)
+    belief, inputs = _start_from(design, belief, "belief", q.shape[0], inputs)
     x = inputs.at(0)
     belief, write = RULES[design.rule].step(design, belief, x)
     checks.check_precision(write.precision.unsqueeze(1), inputs)
@@ -181,49 +187,29 @@ def filter_step(
     return output.to(v.dtype), belief
 
 
-def _initial_belief(
-    design: DesignModel, belief: Belief | None, name: str, batch: int, inputs: Inputs
-) -> tuple[Belief, Inputs]:
-    """The belief to start from, and the inputs, both in the widest type among them."""
-    q, M = inputs.q, inputs.v.shape[-1]
-    if belief is None:
-        return Belief.prior(design, batch, *q.shape[-2:], M, dtype=q.dtype, device=q.device), inputs
-    belief = checks.check_belief(design, belief, name, batch, q, M)
-    dtype = torch.promote_types(belief.mean.dtype, q.dtype)
-    belief = Belief(*(None if x is None else x.to(dtype) for x in belief))  # pyright: ignore[reportArgumentType]
-    return belief, type(inputs)(*(None if x is None else x.to(dtype) for x in inputs))  # pyright: ignore[reportArgumentType]
-
-
-def _with_time(x: Tensor | float | None) -> Tensor | float | None:
-    return x.unsqueeze(1) if isinstance(x, torch.Tensor) and x.ndim else x
-
-
-def _split(belief: Belief) -> list[Belief]:
-    mean, covariance = belief
-    return [
-        Belief(mean[n : n + 1], None if covariance is None else covariance[n : n + 1])
-        for n in range(len(mean))
-    ]
+def _start_from(design: DesignModel, belief: Belief, name: str, batch: int, inputs: Inputs) -> tuple[Belief, Inputs]:
+    """The given belief, checked, and the inputs: both in the widest type among them."""
+    belief = checks.check_belief(design, belief, name, batch, inputs.q, inputs.v.shape[-1])
+    dtype = torch.promote_types(belief.mean.dtype, inputs.q.dtype)
+    return belief.map(lambda x: x.to(dtype)), inputs.map(lambda x: x.to(dtype))
 
 
 def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
-    """Put the runs of packed sequences (or the one run of a batch) together, and check what they found."""
-
-    def joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
-        present = [part for part in parts if part is not None]
-        return torch.cat(present, dim) if present else None
-
-    output, *others = (joined(list(parts), 1) for parts in zip(*((r[0], *r[2:]) for r in runs), strict=True))
-    precision, variance, write_log_evidence = others
-    belief = Belief(*(joined(list(parts), 0) for parts in zip(*(r.belief for r in runs), strict=True)))  # pyright: ignore[reportArgumentType]
+    """Join the runs of packed sequences (or take the one run of a batch), and check what they found."""
+    output, precision, variance, write_log_evidence = (
+        _joined([getattr(run, name) for run in runs], dim=1)
+        for name in ("output", "precision", "variance", "write_log_evidence")
+    )
     assert output is not None
     assert precision is not None
+    belief = Belief._make(_joined(list(parts), dim=0) for parts in zip(*(run.belief for run in runs), strict=True))
+    log_evidence = _joined([None if (e := run.write_log_evidence) is None else e.sum(1) for run in runs], dim=0)
     checks.check_precision(precision, inputs)
     checks.check_finite_result("output", output)
     checks.check_finite_result("belief.mean", belief.mean)
-    log_evidence = None
-    if write_log_evidence is not None:
-        log_evidence = torch.cat(
-            [r.write_log_evidence.sum(1) for r in runs if r.write_log_evidence is not None]
-        )
     return Filtered(output.to(dtype), belief, variance, log_evidence, write_log_evidence)
+
+
+def _joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    return torch.cat(present, dim) if present else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 
@@ -33,8 +35,12 @@ class Inputs(NamedTuple):
 
     def at(self, t: int) -> Inputs:
         """The step at position t, without the axis T."""
-        return Inputs(*(None if x is None else x[:, t] for x in self))  # pyright: ignore[reportArgumentType]
+        return self.map(lambda x: x[:, t])
 
     def between(self, start: int, end: int) -> Inputs:
         """Positions start to end − 1."""
-        return Inputs(*(None if x is None else x[:, start:end] for x in self))  # pyright: ignore[reportArgumentType]
+        return self.map(lambda x: x[:, start:end])
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same inputs with f applied to each that is present."""
+        return Inputs._make(None if x is None else f(x) for x in self)

@@ -1,0 +1,7 @@
+import torch
+from hypothesis import settings
+
+# The same examples on every machine, so that a red run can be repeated; one thread, since tests run side by side.
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("repeatable")
+torch.set_num_threads(1)
