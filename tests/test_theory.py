@@ -241,9 +241,7 @@ def test_bayesian_plateau(seed, overlap, l2, r2):
     P, mean = random_covariance(generator), torch.randn(D, M, generator=generator, dtype=torch.float64)
     v_A = torch.randn(M, generator=generator, dtype=torch.float64)
     out = write_repeatedly(k_A, 600, l2, r2, belief_from(P, mean), v_A, q=k_B)
-    expected = theory.bayesian_plateau(
-        P, mean.T @ k_A, mean.T @ k_B, v_A, k_A, k_B, process_noise=l2, write_noise=r2
-    )
+    expected = theory.bayesian_plateau(P, mean.T @ k_A, mean.T @ k_B, v_A, k_A, k_B, process_noise=l2, write_noise=r2)
     torch.testing.assert_close(out.output[0, -1, 0], expected, rtol=1e-9, atol=1e-9)
 
 
@@ -258,9 +256,7 @@ def test_bayesian_plateau_needs_process_noise():
 def test_trust(lam, r2, seed):
     v = torch.randn(1, 1, 1, M, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
-    out = mbd.filter_sequence(
-        mbd.catalogue["linear_attention"], one, one, v, prior_variance=lam, write_noise=r2
-    )
+    out = mbd.filter_sequence(mbd.catalogue["linear_attention"], one, one, v, prior_variance=lam, write_noise=r2)
     torch.testing.assert_close(out.output, theory.trust(lam, r2) * v)
 
 

@@ -48,7 +48,7 @@ def predict(transition: Transition, belief: Belief, x: Inputs) -> Belief:
     covariance = (covariance + covariance.mT) / 2  # symmetric to the last bit
     if x.process_noise is not None:
         rows = transition.noise_rows(mean.shape[-2]).to(mean)
-        covariance = covariance + x.process_noise[..., None, None, None] * torch.diag(rows)
+        covariance = covariance + torch.diag_embed(x.process_noise[..., None, None] * rows)
     return Belief(mean, covariance)
 
 

@@ -1,0 +1,201 @@
+"""`mbd zoo`, `mbd reproduce`, `mbd report`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from membydesign.cli.catalogue_page import catalogue_page
+from membydesign.design import catalogue, state_formula
+from membydesign.experiments import EXPERIMENTS, load, record
+
+app = typer.Typer(
+    help="Memory by Design: state what a memory assumes, get its exact Bayesian filter.\n\n"
+    "Start with `mbd zoo`, the catalogue of designs, and `mbd reproduce collision`, the paper's claims checked.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+console = Console()
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+
+
+def fail(message: str) -> typer.Exit:
+    """Say what is wrong and what to do, on standard error; exit code 2."""
+    Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {message}", highlight=False)
+    return typer.Exit(2)
+
+
+@app.command()
+def zoo(
+    name: Annotated[str | None, typer.Argument(help="A design to describe in full, for example `kda`.")] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="With a name: its equations as LaTeX.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Every design as one Markdown page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Table 1 as a table: every design, what it assumes, how exact it is, and how large its state is."""
+    if name is not None:
+        if name not in catalogue:
+            raise fail(f"no design named {name!r}; there are {', '.join(catalogue)}")
+        description = catalogue[name].describe()
+        if as_json:
+            print(record.to_json(_facts(name)), end="")
+        else:
+            print(description.latex if latex else description.text)
+        return
+    if latex:
+        raise fail("--latex needs the name of a design, for example: mbd zoo kda --latex")
+    if as_json:
+        print(record.to_json([_facts(name) for name in catalogue]), end="")
+        return
+    if markdown:
+        print(catalogue_page(), end="")
+        return
+    table = Table(title="The catalogue: Table 1 and the ablations", title_justify="left", caption_justify="left")
+    for heading in ("name", "memory drifts", "a write observes", "covariance", "exactness", "state per head"):
+        table.add_column(heading, no_wrap=heading == "name")
+    for name, design in catalogue.items():
+        parts = (type(part).__name__ for part in (design.transition, design.write, design.covariance))
+        table.add_row(name, *parts, design.exactness, state_formula(design))
+    table.caption = "D key size, M value size.  mbd zoo NAME shows the equations of one."
+    console.print(table)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    design = catalogue[name]
+    return {
+        "name": name,
+        "title": design.title,
+        "transition": type(design.transition).__name__,
+        "write": type(design.write).__name__,
+        "covariance": type(design.covariance).__name__,
+        "exactness": design.exactness,
+        "state": state_formula(design),
+        "cost_per_token": design.cost_order,
+        "step_parameters": [asdict(parameter) for parameter in design.step_parameters],
+        "latex": design.describe().latex,
+        "note": design.note,
+        "citation": design.citation,
+    }
+
+
+@app.command()
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help=f"Which claim: {', '.join(EXPERIMENTS)}.")],
+    preset: Annotated[str, typer.Option(help="smoke (does it run), cpu (two cores), paper (its settings).")] = "paper",
+    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; an exact experiment has just one.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep a finished run of the same settings.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce a claim of the paper: a table of its numbers beside ours, figures, and a report.
+
+    Exits with 1 if any number disagrees.
+    """
+    try:
+        module = load(experiment)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    if preset not in module.PRESETS:
+        raise fail(f"--preset: expected one of {', '.join(module.PRESETS)}, got {preset!r}")
+    if seeds != 1:
+        raise fail(f"--seeds: {experiment} has no randomness, expected 1, got {seeds}")
+    out = Path("runs") / experiment if out is None else out
+    config = module.PRESETS[preset]
+    if resume and _finished(out, preset, config):
+        _show(out, as_json)
+        return
+    started = time.perf_counter()
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("starting")
+        outcome = module.run(config, lambda stage: progress.update(task, description=stage))
+        progress.update(task, description="figures")
+        figures = module.plot(outcome, out)
+    provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
+    record.write(out, outcome, provenance, module.TITLE, figures)
+    _show(out, as_json)
+
+
+def _finished(directory: Path, preset: str, config: Any) -> bool:
+    wanted = json.loads(record.to_json({"preset": preset, **asdict(config)}))
+    try:
+        return (directory / "metrics.json").exists() and json.loads((directory / "config.json").read_text()) == wanted
+    except (OSError, ValueError):
+        return False
+
+
+def _show(directory: Path, as_json: bool) -> None:
+    """Print what a run found; exit with 1 if a number disagrees."""
+    text = (directory / "metrics.json").read_text(encoding="utf-8")
+    comparisons = record.comparisons_of(json.loads(text))
+    if as_json:
+        print(text, end="")
+    else:
+        console.print(_table(comparisons))
+        good = all(c.agrees for c in comparisons)
+        console.print(f"[bold {'green' if good else 'red'}]{record.verdict(comparisons)}[/] with the paper.")
+        for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
+            console.print(f"  {path}", highlight=False, soft_wrap=True)
+    if not all(c.agrees for c in comparisons):
+        raise typer.Exit(1)
+
+
+def _table(comparisons: list[record.Comparison]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (
+        ("", "left"),
+        ("paper", "right"),
+        ("ours", "right"),
+        ("within", "right"),
+        ("agrees", "left"),
+    ):
+        table.add_column(heading, justify=justify)  # pyright: ignore[reportArgumentType]
+    for claim, rows in record.by_claim(comparisons).items():
+        table.add_row(f"[bold]{claim}[/bold]")
+        for c in rows:
+            agrees = "[green]yes[/green]" if c.agrees else "[bold red]NO[/bold red]"
+            table.add_row(f"  {c.quantity}", *record.shown(c), agrees)
+    return table
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder of results, one sub-folder for each.")] = Path("results"),
+    as_json: AsJson = False,
+) -> None:
+    """Every result in a folder beside the paper's number, with the command and commit that made it."""
+    found = sorted(results.glob("**/metrics.json"))
+    if not found:
+        raise fail(f"no metrics.json below {results}; make one with: mbd reproduce collision --out {results}/collision")
+    loaded = {str(path.parent): json.loads(path.read_text(encoding="utf-8")) for path in found}
+    if as_json:
+        print(record.to_json(loaded), end="")
+        return
+    for directory, metrics in loaded.items():
+        made = metrics["provenance"]
+        comparisons = record.comparisons_of(metrics)
+        console.rule(f"[bold]{directory}", align="left")
+        console.print(f"{made['command']}   (preset {made['preset']}, commit {made['commit'][:12]})", highlight=False)
+        console.print(_table(comparisons))
+        console.print(f"[bold]{record.verdict(comparisons)}[/bold]\n")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,39 @@
+"""One module per claim of the paper: its settings, its run, its figures, and the paper's numbers beside ours."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from membydesign.experiments.record import Outcome
+
+
+class Experiment(Protocol):
+    """What every module of this folder offers to the command `mbd reproduce`."""
+
+    TITLE: str
+    """One line that says which claim is reproduced."""
+
+    PRESETS: Mapping[str, object]
+    """Settings (frozen dataclasses) by name: "smoke", "cpu" and "paper", the paper's own to the letter."""
+
+    run: Callable[..., Outcome]
+    """`run(config, progress)`: do the work; `progress` is called with the name of each stage."""
+
+    plot: Callable[[Outcome, Path], dict[str, Path]]
+    """`plot(outcome, directory)`: draw the figures as PNG and return {caption: file}."""
+
+
+EXPERIMENTS = {"collision": "membydesign.experiments.collision"}
+"""Name of an experiment → the module that reproduces it."""
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name; ValueError with the names that exist if there is none."""
+    if name not in EXPERIMENTS:
+        raise ValueError(f"experiment: expected one of {', '.join(EXPERIMENTS)}, got {name!r}")
+    return import_module(EXPERIMENTS[name])  # pyright: ignore[reportReturnType]

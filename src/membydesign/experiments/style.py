@@ -1,0 +1,65 @@
+"""How the figures of all experiments look."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+COLOURS = {
+    "bayesian": "#1f77b4",
+    "delta": "#c44e2b",
+    "reset": "#e39b3b",
+    "additive": "#9467bd",
+    "key_A": "#d97c2b",
+    "key_B": "#2a8a8a",
+}
+"""One colour for one thing, in every figure; the paper's where it names one."""
+
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "mathtext.fontset": "cm",
+    "savefig.dpi": 180,
+}
+
+
+def house_style() -> AbstractContextManager[None]:
+    """A context in which figures are drawn and saved; says what to install if matplotlib is missing."""
+    try:
+        from matplotlib import rc_context
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "figures need matplotlib: pip install 'memory-by-design[command,figures]'", name=error.name
+        ) from error
+    return rc_context(_STYLE)
+
+
+def figure(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
+    """A figure with its axes, drawn without a display; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing, drawing.subplots(rows, columns)
+
+
+def save(drawing: Any, path: Path) -> Path:
+    """Write a figure as PNG; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, metadata={"Software": "memory-by-design"})
+    return path
+
+
+def shades(position: float) -> Any:
+    """A grey-to-orange shade for members of a sweep, position in [0, 1]."""
+    from matplotlib import colormaps
+
+    return colormaps["YlOrBr"](position)

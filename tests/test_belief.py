@@ -1,0 +1,58 @@
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal
+
+import membydesign as mbd
+from membydesign import Belief
+from problems import random_belief
+
+DENSE = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(groups=2), mbd.Dense(prior=2.5))
+DIAGONAL = DENSE.replace(covariance=mbd.Diagonal(prior=2.5))
+
+
+def test_prior():
+    dense, diagonal = (Belief.prior(design, 2, 3, 4, 6) for design in (DENSE, DIAGONAL))
+    assert dense.covariance is not None
+    assert dense.covariance.shape == (2, 3, 2, 4, 4)
+    assert torch.equal(dense.covariance[1, 2, 1], 2.5 * torch.eye(4))
+    assert torch.equal(diagonal.dense_covariance(), dense.covariance)
+    assert Belief.prior(mbd.catalogue["kda"], 2, 3, 4, 6).covariance is None
+
+
+@pytest.mark.parametrize("design", [DENSE, DIAGONAL])
+def test_read_and_variance_by_hand(design):
+    belief = random_belief(design, M=6)
+    q = torch.randn(2, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for b in range(2):
+        for h in range(2):
+            torch.testing.assert_close(belief.read(q)[b, h], belief.mean[b, h].T @ q[b, h])
+            for g in range(2):
+                P = belief.dense_covariance()[b, h, g]
+                torch.testing.assert_close(belief.variance(q)[b, h, g], q[b, h] @ P @ q[b, h])
+
+
+def test_log_evidence_is_a_density():
+    belief = random_belief(DENSE, M=6)
+    generator = torch.Generator().manual_seed(0)
+    k = torch.randn(2, 2, 4, dtype=torch.float64, generator=generator)
+    v = torch.randn(2, 2, 6, dtype=torch.float64, generator=generator)
+    noise = torch.tensor([0.3, 0.7], dtype=torch.float64).expand(2, 2, 2)
+    scale = (noise + belief.variance(k)).sqrt().repeat_interleave(3, -1)
+    expected = Normal(belief.read(k), scale).log_prob(v).sum(-1)
+    torch.testing.assert_close(belief.log_evidence(k, v, noise), expected)
+
+
+def test_a_belief_without_covariance_has_no_variance():
+    belief = random_belief(mbd.catalogue["deltanet"])
+    with pytest.raises(ValueError, match="got covariance=None"):
+        belief.variance(torch.zeros(2, 2, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="got covariance=None"):
+        belief.dense_covariance()
+
+
+def test_detach_and_map():
+    belief = random_belief(DENSE).map(lambda x: x.requires_grad_())
+    assert not any(x.requires_grad for x in belief.detach() if x is not None)
+    assert math.isclose(belief.map(lambda x: 2 * x).mean.sum().item(), 2 * belief.mean.sum().item())

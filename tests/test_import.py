@@ -1,0 +1,100 @@
+"""`import membydesign` and filtering need torch alone."""
+
+import subprocess
+import sys
+import textwrap
+
+BLOCKED = """
+    import importlib.metadata, re, sys
+
+    def needed(name, seen):
+        if name not in seen:
+            seen.add(name)
+            for line in importlib.metadata.requires(name) or ():
+                if "extra ==" not in line:
+                    dependency = re.match(r"[A-Za-z0-9_.-]+", line).group().lower().replace("_", "-")
+                    try:
+                        needed(dependency, seen)
+                    except importlib.metadata.PackageNotFoundError:
+                        pass
+        return seen
+
+    allowed = needed("torch", set()) | {"memory-by-design"}
+    blocked = {
+        module
+        for module, names in importlib.metadata.packages_distributions().items()
+        if not any(name.lower().replace("_", "-") in allowed for name in names)
+    }
+    assert {"matplotlib", "rich", "typer", "hypothesis", "numpy"} <= blocked, blocked
+
+    class Refuse:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in blocked:
+                raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+
+    sys.meta_path.insert(0, Refuse())
+"""
+
+
+def run(code: str) -> str:
+    program = textwrap.dedent(code)
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_torch_alone_is_enough():
+    """With every other installed package blocked, each catalogue design filters."""
+    out = run(
+        BLOCKED
+        + """
+    import torch
+    import membydesign as mbd
+
+    for name, design in mbd.catalogue.items():
+        needs = {p.name for p in design.step_parameters}
+        numbers = {"process_noise": 0.1, "write_noise": 0.1, "prior_variance": 1.0, "log_decay": -0.1}
+        q, k, v = torch.randn(3, 1, 5, 2, 4).unbind()
+        out = mbd.filter_sequence(design, q, k, v, **{n: x for n, x in numbers.items() if n in needs})
+        assert out.output.shape == (1, 5, 2, 4)
+        print(design.describe().title)
+    """
+    )
+    assert len(out.splitlines()) == 11
+
+
+def test_import_pulls_in_nothing_heavy():
+    """Beyond torch, `import membydesign` loads its own modules and no experiment, command or plot."""
+    out = run(
+        """
+    import sys
+    import torch
+    before = set(sys.modules)
+    import membydesign
+    print(*sorted({m for m in set(sys.modules) - before if not m.startswith(("torch", "_"))}))
+    """
+    )
+    loaded = {name.partition(".")[0] for name in out.split()}
+    assert loaded <= {"membydesign"} | set(sys.stdlib_module_names)
+    assert "membydesign.cli" not in out
+    assert "membydesign.experiments" not in out
+
+
+def test_the_command_without_its_extra_says_what_to_install():
+    out = run(
+        BLOCKED
+        + """
+    import contextlib, io
+    from membydesign.cli import main
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        try:
+            main()
+        except SystemExit as stop:
+            assert stop.code == 1
+    print(error.getvalue())
+    """
+    )
+    assert "pip install 'memory-by-design[command,figures]'" in out
