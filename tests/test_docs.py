@@ -83,10 +83,24 @@ def test_public_names_are_documented(name):
                     assert inspect.getdoc(f), f"{name}.{member}"
 
 
-WITH_EQUATION = (
-    "Belief DampedRotation Dense DesignModel Diagonal DiagonalDecay Filtered Identity LatentInput ObserveMemory "
-    "PerColumnReset Reset ScalarDecay Transition filter_sequence filter_step"
-).split()
+WITH_EQUATION = [
+    "Belief",
+    "DampedRotation",
+    "Dense",
+    "DesignModel",
+    "Diagonal",
+    "DiagonalDecay",
+    "Filtered",
+    "Identity",
+    "LatentInput",
+    "ObserveMemory",
+    "PerColumnReset",
+    "Reset",
+    "ScalarDecay",
+    "Transition",
+    "filter_sequence",
+    "filter_step",
+]
 
 
 @pytest.mark.parametrize("name", WITH_EQUATION)
