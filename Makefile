@@ -9,14 +9,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-setup: .venv/ready  ## create .venv and install the package with its tools
+setup: .venv/ready  ## create .venv and install the package with all its tools
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/command: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[command,figures]'
+	@touch $@
+
+.venv/ready: .venv/command
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-reproduce: .venv/ready  ## reproduce the paper's collision experiment: table, figures and report (under a minute)
+reproduce: .venv/command  ## reproduce the paper's collision experiment: table, figures and report (under a minute)
 	$(BIN)/mbd reproduce collision --preset paper --out $(OUT)
 
 test: .venv/ready  ## run the tests, without the slow ones

@@ -16,16 +16,17 @@ from closeness import assert_close
 from membydesign import Belief, DesignModel, Filtered, PerColumnReset
 from problems import Problem, random_belief, random_problem
 
-EXACT = 1e-11
+EXACT = 1e-12
 """Two ways to the same float64 numbers, over a few tokens."""
 
 FLOAT32 = {
-    # quantity: (relative, absolute) distance of a float32 filter from the float64 one, over 64 tokens
-    "output": (1e-4, 2e-5),
-    "mean": (1e-4, 2e-5),
-    "covariance": (1e-4, 5e-6),
-    "variance": (1e-4, 2e-5),
-    "log_evidence": (1e-4, 1e-3),
+    # quantity: distance of a float32 filter from the float64 one over 64 and over 65,536 tokens, in units of one plus
+    # the largest value; docs/recurrence.md has this table
+    "output": (5e-6, 2e-5),
+    "mean": (5e-6, 2e-5),
+    "covariance": (2e-6, 5e-6),
+    "variance": (2e-6, 5e-6),
+    "write_log_evidence": (5e-6, 5e-6),
 }
 
 
@@ -35,8 +36,7 @@ class DesignContract:
     design: ClassVar[DesignModel]
 
     def options(self) -> dict[str, bool]:
-        has_variance = self.design.keeps_covariance or self.design.rule == "delta"
-        return {"return_variance": has_variance, "return_evidence": True}
+        return {"return_variance": self.design.has_variance, "return_evidence": True}
 
     def problem(self, **sizes) -> Problem:
         return random_problem(self.design, **sizes)
@@ -148,7 +148,7 @@ class DesignContract:
             return [x for x in (out.output, *out.belief, out.variance, out.write_log_evidence) if x is not None]
 
         inputs = [x.clone().requires_grad_() for x in inputs]
-        assert torch.autograd.gradcheck(outputs, inputs, atol=1e-6)
+        assert torch.autograd.gradcheck(outputs, inputs, atol=1e-7, rtol=1e-6)
 
     def test_float32_stays_close_to_float64(self):
         problem = self.problem(T=64, D=8)
@@ -156,6 +156,28 @@ class DesignContract:
         single = problem.map(lambda x: x.float()).filter(**self.options())
         assert single.output.dtype == single.belief.mean.dtype == torch.float32
         assert_within_table(single, precise)
+
+    def test_autocast_leaves_states_alone(self):
+        problem = self.problem(T=9, dtype=torch.float32)
+        expected = problem.filter(**self.options())
+        with torch.autocast("cpu", torch.bfloat16):
+            out = problem.filter(**self.options())
+            y, _ = problem.step(expected.belief, 0)
+        assert torch.equal(out.output, expected.output)
+        assert torch.equal(out.belief.mean, expected.belief.mean)
+        assert torch.equal(y, problem.step(expected.belief, 0)[0])
+
+    def test_a_zero_key_writes_nothing(self):
+        problem = self.problem(T=5)
+        keys = problem.k.clone()
+        keys[:, 2] = 0.0
+        silent = Problem(self.design, problem.q, keys, problem.v, problem.parameters)
+        values = problem.v.clone()
+        values[:, 2] = 100.0
+        assert torch.equal(
+            silent.filter(**self.options()).output,
+            Problem(self.design, problem.q, keys, values, problem.parameters).filter().output,
+        )
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_inputs_keep_float32_states(self, dtype):
@@ -182,7 +204,7 @@ class DesignContract:
         with torch.no_grad():
             precise = problem.filter(**self.options())
             single = problem.map(lambda x: x.float()).filter(**self.options())
-        assert_within_table(single, precise, evidence_per_token=True)
+        assert_within_table(single, precise, long=True)
         if single.belief.covariance is not None:
             P = single.belief.dense_covariance()
             assert torch.equal(P, P.mT)
@@ -196,21 +218,16 @@ def assert_beliefs_close(a: Belief, b: Belief) -> None:
         assert_close(a.covariance, b.covariance, EXACT)
 
 
-def assert_within_table(single: Filtered, precise: Filtered, evidence_per_token: bool = False) -> None:
+def assert_within_table(single: Filtered, precise: Filtered, long: bool = False) -> None:
     pairs = {
         "output": (single.output, precise.output),
         "mean": (single.belief.mean, precise.belief.mean),
         "covariance": (single.belief.covariance, precise.belief.covariance),
         "variance": (single.variance, precise.variance),
-        "log_evidence": (single.log_evidence, precise.log_evidence),
+        "write_log_evidence": (single.write_log_evidence, precise.write_log_evidence),
     }
     for name, (ours, reference) in pairs.items():
-        if ours is None:
-            continue
-        assert reference is not None
-        if name == "log_evidence" and evidence_per_token:
-            ours, reference = ours / precise.output.shape[1], reference / precise.output.shape[1]
-        rtol, atol = FLOAT32[name]
-        torch.testing.assert_close(
-            ours.double(), reference, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        if ours is not None:
+            assert reference is not None
+            distance = (ours.double() - reference).abs().max() / (1 + reference.abs().max())
+            assert distance <= FLOAT32[name][long], name

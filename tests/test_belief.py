@@ -56,3 +56,29 @@ def test_detach_and_map():
     belief = random_belief(DENSE).map(lambda x: x.requires_grad_())
     assert not any(x.requires_grad for x in belief.detach() if x is not None)
     assert math.isclose(belief.map(lambda x: 2 * x).mean.sum().item(), 2 * belief.mean.sum().item())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b: b.read(torch.zeros(2, 2, 1)), r"q: expected shape \[2, 2, 4\] to go with the belief"),
+        (lambda b: b.variance(torch.zeros(2, 7, 2, 4)), r"q: expected shape \[2, 2, 4\]"),
+        (lambda b: b.log_evidence(b.mean[..., 0], torch.zeros(2, 2, 1), 0.1), r"v: expected shape \[2, 2, 4\]"),
+        (
+            lambda b: b.log_evidence(b.mean[..., 0], b.mean[..., 0], torch.ones(2, 2)),
+            r"write_noise: expected shape \[2, 2, 2\]",
+        ),
+        (lambda b: Belief.prior(DENSE, 1, 1, 4, 4, dtype=torch.bfloat16), "dtype: expected float32 or float64"),
+    ],
+)
+def test_readouts_check_their_shapes(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(random_belief(DENSE))
+
+
+def test_beliefs_are_saved_and_loaded_safely(tmp_path):
+    belief = random_belief(DENSE)
+    torch.save(belief, tmp_path / "belief.pt")
+    loaded = torch.load(tmp_path / "belief.pt", weights_only=True)
+    assert isinstance(loaded, Belief)
+    assert torch.equal(loaded.mean, belief.mean)

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from membydesign import catalogue
+from membydesign import __version__, catalogue
 from membydesign.cli.app import app
 
 runner = CliRunner()
@@ -20,6 +20,10 @@ def mbd(*words: str, code: int = 0):
 def test_help_teaches():
     assert "mbd reproduce collision" in mbd("--help").output
     assert "--preset" in mbd("reproduce", "--help").output
+
+
+def test_version():
+    assert mbd("--version").output.strip() == f"memory-by-design {__version__}"
 
 
 def test_zoo_lists_every_design():
@@ -45,6 +49,9 @@ def test_zoo_describes_one_design():
         (["reproduce", "everything"], "expected one of collision, got 'everything'"),
         (["reproduce", "collision", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper"),
         (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no randomness"),
+        (["zoo", "[/foo]"], "no design named '[/foo]'"),
+        (["zoo", "kda", "--markdown"], "--markdown is the page of every design"),
+        (["reproduce", "collision", "--out", "README.md"], "README.md is a file"),
         (["report", "nowhere"], "no metrics.json below nowhere"),
     ],
 )
@@ -55,7 +62,7 @@ def test_mistakes_are_explained(words, message):
 def test_reproduce_writes_resumes_and_reports(tmp_path):
     out = tmp_path / "collision"
     result = mbd("reproduce", "collision", "--out", str(out))
-    assert "69 of 69 comparisons agree" in result.output
+    assert "68 of 68 comparisons agree" in result.output
     for name in ("config.json", "metrics.json", "report.md", "collision.png", "geometry.png", "write_dynamics.png"):
         assert (out / name).stat().st_size > 0
 
@@ -66,12 +73,12 @@ def test_reproduce_writes_resumes_and_reports(tmp_path):
     assert set(metrics["comparisons"][0]) == {"claim", "quantity", "paper", "ours", "tolerance", "agrees"}
     assert metrics["provenance"]["preset"] == "paper"
 
-    assert "69 of 69 comparisons agree" in mbd("report", str(tmp_path)).output
+    assert "68 of 68 comparisons agree" in mbd("report", str(tmp_path)).output
     assert json.loads(mbd("report", str(tmp_path), "--json").output)[str(out)] == metrics
 
     # A number that disagrees is shown and changes the exit code.
     metrics["comparisons"][0]["ours"] = 0.5
     (out / "metrics.json").write_text(json.dumps(metrics))
     spoilt = mbd("reproduce", "collision", "--out", str(out), "--resume", code=1)
-    assert "68 of 69 comparisons agree" in spoilt.output
+    assert "67 of 68 comparisons agree" in spoilt.output
     assert "NO" in spoilt.output

@@ -66,7 +66,7 @@ def test_docstring_examples_run(name):
 
 PUBLIC = {
     **{f"membydesign.{name}": getattr(membydesign, name) for name in membydesign.__all__ if name != "theory"},
-    **{f"theory.{name}": x for name, x in vars(theory).items() if inspect.isfunction(x) or inspect.isclass(x)},
+    **{f"theory.{name}": x for name, x in vars(theory).items() if not name.startswith("_") and callable(x)},
 }
 
 

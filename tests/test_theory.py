@@ -247,7 +247,7 @@ def test_bayesian_plateau(seed, overlap, l2, r2):
 
 def test_bayesian_plateau_needs_process_noise():
     one = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(ValueError, match="process_noise: expected a variance > 0, got 0"):
+    with pytest.raises(ValueError, match="process_noise: expected a finite variance > 0, got 0"):
         theory.bayesian_plateau(one[:, None], one, one, one, one, one, process_noise=0.0, write_noise=1.0)
 
 
@@ -272,3 +272,27 @@ def test_capacity(seed, n):
     residual = (keys @ best - values).abs().max().item()
     assert theory.is_exactly_recallable(keys) == (n <= theory.capacity(D))
     assert (residual < 1e-8) == (n <= theory.capacity(D))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.steady_gain(process_noise=-1.0, write_noise=0.1), "process_noise: expected a finite variance"),
+        (lambda: theory.crowding_rate(overlap=2.0, process_noise=0.1), "overlap: expected a cosine"),
+        (lambda: theory.boundary_gain(0.5, 0.1, float("nan"), 1.0), "variance_B: expected a finite variance"),
+        (lambda: theory.warped_key_angle(-2.0, 1.0, 1.0), "overlap: expected a cosine"),
+        (
+            lambda: theory.write_noise_of_gate(torch.tensor(1.0), torch.ones(1)),
+            r"gate: expected values > 0 with gate·‖k‖² < 1, got gate·‖k‖² up to 1",
+        ),
+    ],
+)
+def test_theory_refuses_what_has_no_meaning(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_theory_at_its_edges():
+    assert theory.same_key_posterior_variance(0.0, 1.0) == 0.0
+    assert theory.pairwise_retrieval(-800.0, 0.0) == 0.0
+    assert theory.pairwise_retrieval(800.0, 0.0) == 1.0

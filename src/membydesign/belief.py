@@ -13,7 +13,7 @@ import torch
 from membydesign.design import Dense, Diagonal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -43,10 +43,13 @@ class Belief(NamedTuple):
         Returns:
             [B,H,M].
         """
+        self._check("q", q, self.mean.shape[:3])
         return torch.einsum("bhdm,bhd->bhm", self.mean, q)
 
     def variance(self, q: Tensor) -> Tensor:
         r"""The variance $q^\top P q$ of each coordinate of the read-out $S^\top q$.
+
+        Where rounding makes it negative it is reported as zero.
 
         Args:
             q: [B,H,D].
@@ -56,22 +59,32 @@ class Belief(NamedTuple):
         """
         if self.covariance is None:
             raise ValueError("belief: expected one with a covariance to read a variance from, got covariance=None")
+        self._check("q", q, self.mean.shape[:3])
         if self.covariance.ndim == self.mean.ndim:
             return torch.einsum("bhgd,bhd->bhg", self.covariance, q * q)
-        return torch.einsum("bhd,bhgde,bhe->bhg", q, self.covariance, q)
+        return torch.einsum("bhd,bhgde,bhe->bhg", q, self.covariance, q).clamp_min(0)
 
-    def log_evidence(self, k: Tensor, v: Tensor, write_noise: Tensor) -> Tensor:
+    def log_evidence(self, k: Tensor, v: Tensor, write_noise: Tensor | float) -> Tensor:
         r"""How expected it is to observe v at key k: $\log \mathcal N(v \mid M^\top k,\ (r^2 + k^\top P k) I)$.
 
         Args:
             k: [B,H,D].
             v: [B,H,M].
-            write_noise: r², [B,H,G].
+            write_noise: r² > 0, [B,H,G] or a number.
 
         Returns:
             [B,H].
         """
-        return gaussian_log_density(v - self.read(k), 1 / (write_noise + self.variance(k)))
+        B, H, _, M = self.mean.shape
+        variance = self.variance(k)
+        self._check("v", v, (B, H, M))
+        if isinstance(write_noise, torch.Tensor) and write_noise.ndim:
+            self._check("write_noise", write_noise, variance.shape)
+        return gaussian_log_density(v - self.read(k), 1 / (write_noise + variance))
+
+    def _check(self, name: str, x: Tensor, shape: Sequence[int]) -> None:
+        if tuple(x.shape) != tuple(shape):
+            raise ValueError(f"{name}: expected shape {list(shape)} to go with the belief, got {list(x.shape)}")
 
     def dense_covariance(self) -> Tensor:
         """P as matrices [B,H,G,D,D], also where only the diagonal is kept."""
@@ -109,6 +122,8 @@ class Belief(NamedTuple):
             dtype: float32 or float64.
             device: where to put it.
         """
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"dtype: expected float32 or float64 for a belief, got {dtype}")
         mean = torch.zeros(batch, heads, D, M, dtype=dtype, device=device)
         shape = (batch, heads, design.write.groups, D)
         match design.covariance:
@@ -119,6 +134,9 @@ class Belief(NamedTuple):
                 return Belief(mean, torch.full(shape, prior, dtype=dtype, device=device))
             case _:
                 return Belief(mean)
+
+
+torch.serialization.add_safe_globals([Belief])  # torch.load reads saved beliefs without unpickling code
 
 
 def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:

@@ -17,6 +17,18 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+def _check_variances(**variances: float) -> None:
+    for name, value in variances.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}: expected a finite variance of at least 0, got {value!r}")
+
+
+def _check_overlap(overlap: float) -> None:
+    if not -1 <= overlap <= 1:
+        raise ValueError(f"overlap: expected a cosine between -1 and 1, got {overlap!r}")
+
+
 # --- Gains ---
 
 
@@ -37,8 +49,9 @@ def reset_gain(prior_variance: float, write_noise: float, squared_norm: float = 
 def write_noise_of_gate(gate: Tensor, k: Tensor, prior_variance: Tensor | float = 1.0) -> Tensor:
     r"""The write noise that gives a delta rule its gate, $\eta = \beta$: $r^2 = \lambda(1/\beta - \lVert k\rVert^2)$.
 
-    A delta rule states its write strength β directly. A gate with $\beta \lVert k\rVert^2 \ge 1$ overshoots the written
-    value: no observation noise explains it, and the result is not positive.
+    A delta rule states its write strength β directly. A gate with $\beta \lVert k\rVert^2 \ge 1$ reaches or overshoots
+    the written value, which no observation noise explains; it is refused. A sigmoid gate can saturate to 1, sooner in
+    half precision: clamp it below $1/\lVert k\rVert^2$.
 
     Args:
         gate: β, [...].
@@ -48,7 +61,11 @@ def write_noise_of_gate(gate: Tensor, k: Tensor, prior_variance: Tensor | float 
     Returns:
         $r^2$, [...].
     """
-    return prior_variance * (1 / gate - k.square().sum(-1))
+    noise = 1 / gate - k.square().sum(-1)
+    if not torch.compiler.is_compiling() and not bool((noise > 0).all()):
+        worst = (gate * k.square().sum(-1)).max().item()
+        raise ValueError(f"gate: expected values > 0 with gate·‖k‖² < 1, got gate·‖k‖² up to {worst:.6g}")
+    return prior_variance * noise
 
 
 def trust(prior_variance: float, write_noise: float) -> float:
@@ -56,7 +73,7 @@ def trust(prior_variance: float, write_noise: float) -> float:
     return prior_variance / (prior_variance + write_noise)
 
 
-# --- Writing the same key again and again (Corollary 1) ---
+# --- Writing the same key again and again (Corollary 4) ---
 
 
 def same_key_predicted_variance(process_noise: float, write_noise: float) -> float:
@@ -65,6 +82,7 @@ def same_key_predicted_variance(process_noise: float, write_noise: float) -> flo
     The positive root of $x^2 - \ell^2 x - r^2\ell^2 = 0$,
     $\bar\sigma_\infty^2 = \tfrac12\bigl(\ell^2 + \sqrt{\ell^4 + 4 r^2 \ell^2}\bigr)$.
     """
+    _check_variances(process_noise=process_noise, write_noise=write_noise)
     return (process_noise + math.sqrt(process_noise**2 + 4 * write_noise * process_noise)) / 2
 
 
@@ -73,6 +91,8 @@ def same_key_posterior_variance(process_noise: float, write_noise: float) -> flo
 
     It satisfies $\sigma_\infty^2(\sigma_\infty^2 + \ell^2) = r^2\ell^2$.
     """
+    if process_noise == 0:
+        return 0.0  # without drift, repeated writes leave no doubt
     predicted = same_key_predicted_variance(process_noise, write_noise)
     return write_noise * process_noise / predicted  # the same number, without the cancellation
 
@@ -152,7 +172,9 @@ def cross_key_balance(
 
 
 def crowding_rate(overlap: float, process_noise: float) -> float:
-    r"""How fast uncertainty along $k_B$ grows per step while $k_A$ is written: $(1-\rho^2)\ell^2$ (Corollary 1)."""
+    r"""How fast uncertainty along $k_B$ grows per step while $k_A$ is written: $(1-\rho^2)\ell^2$ (Corollary 4)."""
+    _check_overlap(overlap)
+    _check_variances(process_noise=process_noise)
     return (1 - overlap**2) * process_noise
 
 
@@ -166,6 +188,8 @@ def boundary_gain(overlap: float, write_noise: float, variance_B: float, varianc
     correlation between them, $k_A = \rho k_B + \sqrt{1-\rho^2}\,e_\perp$ has the variance
     $x = \rho^2\bar\sigma_B^2 + (1-\rho^2)\bar\sigma_\perp^2$, and $g_{A|B} = x/(r^2 + x)$.
     """
+    _check_overlap(overlap)
+    _check_variances(write_noise=write_noise, variance_B=variance_B, variance_perp=variance_perp)
     return gain(overlap**2 * variance_B + (1 - overlap**2) * variance_perp, write_noise)
 
 
@@ -181,6 +205,8 @@ def warped_key_angle(overlap: float, variance_B: float, variance_perp: float) ->
 
     A reset or constant-gain update has angle 0 always, since $u \propto k$.
     """
+    _check_overlap(overlap)
+    _check_variances(variance_B=variance_B, variance_perp=variance_perp)
     # atan2 of the components of u across and along k_A: exact near 0, where acos is not.
     across = overlap * math.sqrt(1 - overlap**2) * (variance_perp - variance_B)
     along = overlap**2 * variance_B + (1 - overlap**2) * variance_perp
@@ -197,7 +223,7 @@ def warped_key_angle_limit(overlap: float) -> float:
 
 def pairwise_retrieval(target: float, distractor: float) -> float:
     r"""The pairwise softmax $p = e^{b(B)}/(e^{b(A)} + e^{b(B)})$ of a target's and a distractor's read-out."""
-    return 1 / (1 + math.exp(distractor - target))
+    return (1 + math.tanh((target - distractor) / 2)) / 2
 
 
 def retrieval_margin(target: float, distractor: float) -> float:
@@ -258,8 +284,9 @@ def bayesian_plateau(
     Returns:
         $b_\infty$, [M].
     """
-    if not process_noise > 0:
-        raise ValueError(f"process_noise: expected a variance > 0, got {process_noise!r}")
+    for name, value in (("process_noise", process_noise), ("write_noise", write_noise)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: expected a finite variance > 0, got {value!r}")
     overlap = (k_A @ k_B).item()
     predicted_key = covariance @ k_A + process_noise * k_A
     x = (k_A @ predicted_key).item()

@@ -23,7 +23,7 @@ def outcome():
 def test_every_number_of_the_paper_agrees(outcome):
     disagreeing = [c for c in outcome.comparisons if not c.agrees]
     assert not disagreeing
-    assert len(outcome.comparisons) == 69
+    assert len(outcome.comparisons) == 68
 
 
 def test_the_schedule_is_the_paper_s():
@@ -110,7 +110,7 @@ def test_reset_and_deltanet_coincide(outcome):
 @given(value=st.floats(-1, 1), decimals=st.integers(1, 5))
 def test_a_printed_number_agrees_with_what_was_rounded_and_not_with_its_neighbour(value, decimals):
     unit = 10.0**-decimals
-    assert printed("", "", f"{value:.{decimals}f}", value).agrees
+    assert printed("", "", f"{value:.{decimals}f}", value).agrees or abs(value * 10**decimals % 1 - 0.5) < 1e-6
     assert not printed("", "", f"{round(value, decimals) + unit:.{decimals}f}", round(value, decimals)).agrees
 
 
@@ -118,3 +118,10 @@ def test_words_agree_only_with_themselves():
     assert Comparison("", "", "never", "never", 0).agrees
     assert not Comparison("", "", "never", 57, 100).agrees
     assert not Comparison("", "", 57, "never", 100).agrees
+
+
+def test_only_two_rows_were_rounded_twice(outcome):
+    wider = [c for c in outcome.comparisons if "rounded twice" in c.quantity]
+    assert [(c.paper, round(c.ours, 5)) for c in wider] == [(-0.35, -0.34483), (0.34, 0.33497)]
+    assert printed("", "", "-0.35", -0.34483, rounded_twice=True).agrees
+    assert not printed("", "", "-0.35", -0.34483).agrees

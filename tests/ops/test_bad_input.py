@@ -68,6 +68,7 @@ INTS = torch.int32
 # (what is wrong, design, how to spoil good arguments, what the message must say after the argument's name)
 CASES: list[tuple[str, mbd.DesignModel, Callable[[Arguments], Arguments], str, str]] = [
     ("q is not a tensor", DENSE, given(q=[[1.0]]), "q", "expected a tensor"),
+    ("q is a NumPy array", DENSE, changed("q", lambda x: x.numpy()), "q", "numpy.ndarray of shape [2, 7, 2, 4]"),
     ("q is 3-D", DENSE, changed("q", lambda x: x[0]), "q", "expected shape [B,T,H,D]"),
     ("q is integer", DENSE, changed("q", lambda x: x.long()), "q", "floating-point"),
     ("q is complex", DENSE, changed("q", lambda x: x.to(torch.complex128)), "q", "floating-point"),
@@ -84,7 +85,13 @@ CASES: list[tuple[str, mbd.DesignModel, Callable[[Arguments], Arguments], str, s
     ("v is NaN", DENSE, changed("v", put(float("nan"), 0, 6, 1, 0)), "v", "got nan at batch 0, position 6"),
     ("v has no columns", DENSE, changed("v", lambda x: x[..., :0]), "v", "at least one element"),
     ("columns do not divide into groups", GROUPED, changed("v", lambda x: x[..., :3]), "v", "2 noise groups"),
-    ("odd D for a rotation", ROTATION, lambda a: {**a, "q": a["q"][..., :3], "k": a["k"][..., :3]}, "q", "an even D"),
+    (
+        "odd D for a rotation",
+        ROTATION,
+        lambda a: {**a, "q": a["q"][..., :3], "k": a["k"][..., :3]},
+        "q",
+        "an even D, since DampedRotation turns rows in pairs, got D = 3",
+    ),
     ("process_noise missing", DENSE, given(process_noise=None), "process_noise", "which this design needs, got None"),
     ("process_noise negative", DENSE, given(process_noise=-0.1), "process_noise", "variances >= 0, got -0.1"),
     (
@@ -116,8 +123,8 @@ CASES: list[tuple[str, mbd.DesignModel, Callable[[Arguments], Arguments], str, s
     ("prior_variance not per column", COLUMN_RESET, given(prior_variance=torch.ones(B, T, H)), "prior_variance", "4]"),
     ("prior_variance for dense", DENSE, given(prior_variance=1.0), "prior_variance", "expected None"),
     ("log_decay missing", DIAGONAL_DECAY, given(log_decay=None), "log_decay", "which this design needs"),
-    ("log_decay above zero", DIAGONAL_DECAY, given(log_decay=0.1), "log_decay", "decays of at most one"),
-    ("log_decay is a decay", DIAGONAL_DECAY, given(log_decay=0.9), "log_decay", "log-decays <= 0"),
+    ("log_decay above zero", DIAGONAL_DECAY, given(log_decay=0.1), "log_decay", "for decays of at most one"),
+    ("log_decay is a decay", DIAGONAL_DECAY, given(log_decay=0.9), "log_decay", "passed as its .log()"),
     ("log_decay minus infinity", DIAGONAL_DECAY, given(log_decay=-float("inf")), "log_decay", "finite values"),
     ("log_decay scalar for vector", DIAGONAL_DECAY, given(log_decay=-torch.ones(B, T, H)), "log_decay", "[2, 7, 2, 4]"),
     ("log_decay for identity", DENSE, given(log_decay=-0.1), "log_decay", "Identity has no log_decay"),
@@ -232,14 +239,15 @@ def test_a_belief_for_each_packed_sequence():
 
 def test_design_must_be_a_design():
     arguments = good_arguments(DENSE)
-    with pytest.raises(ValueError, match="design: expected a DesignModel"):
-        mbd.filter_sequence("bayesian_layer", **arguments)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"design: expected a DesignModel, such as catalogue\['kda'\], got 'kda'"):
+        mbd.filter_sequence("kda", **arguments)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (changed("q", lambda x: x[:, None]), r"q: expected a tensor \[B,H,D\] for one step"),
+        (changed("q", lambda x: x[:, None]), r"q: expected shape \[B,H,D\], got shape \[2, 1, 2, 4\]"),
+        (given(process_noise=torch.ones(3)), r"process_noise: expected a number or a tensor \[B,H\] = \[2, 2\], got"),
         (given(k=None), r"k: expected a tensor \[B,H,D\]"),
         (changed("write_noise", lambda x: -x), "write_noise: expected variances > 0"),
         (changed("belief", lambda b: b.map(lambda x: x[:1])), "belief.mean: expected shape"),
@@ -264,15 +272,81 @@ def near_duplicates(dtype: torch.dtype, write_noise: float) -> mbd.Filtered:
 
 def test_a_lost_covariance_is_reported_not_repaired():
     with pytest.raises(
-        mbd.NotPositiveDefiniteError, match=r"float32 at batch 0, head 0, group 0, position \d+: innovation variance"
+        mbd.NotPositiveDefiniteError, match=r"float32 at batch 0, position \d+, head 0, group 0: innovation variance"
     ):
         near_duplicates(torch.float32, write_noise=1e-9)
     assert torch.isfinite(near_duplicates(torch.float64, write_noise=1e-9).output).all()
 
 
-def test_overflow_is_reported():
-    arguments = {**good_arguments(ADDITIVE), "prior_variance": 1.0}
-    arguments = {name: x.float() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
-    arguments["v"] = torch.full_like(arguments["v"], 3e38)
-    with pytest.raises(mbd.NonFiniteError, match="output overflowed in torch.float32"):
-        mbd.filter_sequence(ADDITIVE, **{**arguments, "k": torch.ones_like(arguments["k"]), "write_noise": 0.0})
+def ones(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(shape, scale, dtype=dtype)
+
+
+KALMAN = {"process_noise": 0.1, "write_noise": 0.1}
+LATENT = {"prior_variance": 1.0, "write_noise": 0.1}
+LATENT_DENSE = mbd.DesignModel(mbd.Identity(), mbd.LatentInput(), mbd.Dense())
+OVERFLOWS = [
+    ("keys", DENSE, {"k": 1e20}, KALMAN, {}, "the innovation precision overflowed in torch.float32 at batch 0"),
+    ("keys of a reset", RESET, {"k": 1e20}, LATENT, {}, "the innovation precision overflowed"),
+    ("tiny noise, no key", RESET, {"k": 0.0}, {"prior_variance": 1.0, "write_noise": 1e-39}, {}, "it is inf"),
+    ("values", ADDITIVE, {"v": 3e38}, {"prior_variance": 1.0, "write_noise": 0.0}, {}, "output overflowed"),
+    ("keys of a latent input", LATENT_DENSE, {"k": 1e20, "q": 1e-20}, LATENT, {}, "belief.covariance overflowed"),
+    ("queries", DENSE, {"q": 1e25}, KALMAN, {"return_variance": True}, "variance overflowed"),
+    ("evidence", DENSE, {"v": 1e30}, KALMAN, {"return_evidence": True}, "log_evidence overflowed"),
+]
+
+
+@pytest.mark.parametrize(("what", "design", "scales", "numbers", "options", "message"), OVERFLOWS)
+def test_overflow_is_reported(what, design, scales, numbers, options, message):
+    q, k, v = (ones(1, 3, 1, 4, scale=scales.get(name, 1.0)) for name in ("q", "k", "v"))
+    with pytest.raises(mbd.NonFiniteError, match=message):
+        mbd.filter_sequence(design, q, k, v, **numbers, **options)
+
+
+def test_overflow_of_the_output_type_is_reported():
+    x = ones(1, 9, 1, 4, scale=100.0, dtype=torch.float16)
+    with pytest.raises(mbd.NonFiniteError, match="output overflowed in torch.float16"):
+        mbd.filter_sequence(ADDITIVE, x, x, x, prior_variance=1.0, write_noise=0.0)
+
+
+def test_overflow_of_a_step_is_reported():
+    x = ones(1, 1, 4, scale=1e20)
+    with pytest.raises(mbd.NonFiniteError, match="the innovation precision overflowed"):
+        mbd.filter_step(DENSE, Belief.prior(DENSE, 1, 1, 4, 4), x, x, x, **KALMAN)
+
+
+@pytest.mark.parametrize("design", [DENSE, RESET])
+def test_variances_are_never_negative(design):
+    """r² far below everything else: what rounding leaves of a resolved direction must not come out below zero."""
+    k = torch.randn(1, 2000, 1, 16, generator=torch.Generator().manual_seed(0))
+    numbers: Arguments = {"prior_variance": 1.0} if design is RESET else {"process_noise": 0.1}
+    out = mbd.filter_sequence(design, k, k, k, **numbers, write_noise=1e-6, return_variance=True)
+    assert out.variance is not None
+    assert (out.variance >= 0).all()
+    if design is RESET:  # q = k: λ r²‖k‖²/(r² + λ‖k‖²), to the last digits
+        torch.testing.assert_close(out.variance, torch.full_like(out.variance, 1e-6), rtol=1e-4, atol=0)
+
+
+def test_the_float32_stall_is_as_documented():
+    """One key, 2,000 writes, no process noise: docs/recurrence.md says what float32 makes of r²/n."""
+    k = torch.nn.functional.normalize(torch.randn(16, generator=torch.Generator().manual_seed(0)), dim=0)
+    k = k.expand(1, 2000, 1, 16)
+    design = DENSE.replace(covariance=mbd.Dense(prior=3.0))
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        x = k.to(dtype)
+        out = mbd.filter_sequence(design, x, x, x, process_noise=0.0, write_noise=0.05, return_variance=True)
+        assert out.variance is not None
+        found[dtype] = out.variance[0, -1, 0, 0].item()
+    assert found[torch.float64] == pytest.approx(0.05 / 2000, rel=1e-2)
+    stall = (torch.finfo(torch.float32).eps * 3.0 * 0.05) ** 0.5
+    assert 0.3 * stall < found[torch.float32] < 1.5 * stall
+
+
+def test_beliefs_of_mixed_types_are_widened():
+    belief = random_belief(DENSE)
+    mixed = Belief(belief.mean.float(), belief.covariance)
+    arguments = {name: x.float() for name, x in good_arguments(DENSE).items()}
+    out = mbd.filter_sequence(DENSE, **arguments, initial=mixed)
+    assert out.belief.mean.dtype == torch.float64
+    assert out.output.dtype == torch.float32

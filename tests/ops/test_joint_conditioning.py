@@ -11,7 +11,7 @@ from membydesign import Belief
 from oracle import condition
 from problems import EXACT_DESIGNS, Problem, random_belief, random_problem
 
-TOLERANCE = 1e-10
+TOLERANCE = 1e-12
 
 
 def assert_equals_conditioning(problem: Problem, initial: Belief | None, cu_seqlens: torch.Tensor | None = None):

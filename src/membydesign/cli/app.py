@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from membydesign import __version__
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
 
 app = typer.Typer(
-    help="Memory by Design: state what a memory assumes, get its exact Bayesian filter.\n\n"
-    "Start with `mbd zoo`, the catalogue of designs, and `mbd reproduce collision`, the paper's claims checked.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -33,8 +33,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, a
 
 def fail(message: str) -> typer.Exit:
     """Say what is wrong and what to do, on standard error; exit code 2."""
-    Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {message}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {escape(message)}", highlight=False)
     return typer.Exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Memory by Design: state what a memory assumes, get its exact Bayesian filter.
+
+    Start with `mbd zoo`, the catalogue of designs, and `mbd reproduce collision`, the paper's claims checked.
+    """
+    if show:
+        print(f"memory-by-design {__version__}")
+        raise typer.Exit
 
 
 @app.command()
@@ -46,6 +57,8 @@ def zoo(
 ) -> None:
     """Table 1 as a table: every design, what it assumes, how exact it is, and how large its state is."""
     if name is not None:
+        if markdown:
+            raise fail("--markdown is the page of every design: leave the name away")
         if name not in catalogue:
             raise fail(f"no design named {name!r}; there are {', '.join(catalogue)}")
         description = catalogue[name].describe()
@@ -64,7 +77,7 @@ def zoo(
         return
     table = Table(title="The catalogue: Table 1 and the ablations", title_justify="left", caption_justify="left")
     for heading in ("name", "memory drifts", "a write observes", "covariance", "exactness", "state per head"):
-        table.add_column(heading, no_wrap=heading == "name")
+        table.add_column(heading, no_wrap=heading == "name", overflow="fold")
     for name, design in catalogue.items():
         parts = (type(part).__name__ for part in (design.transition, design.write, design.covariance))
         table.add_row(name, *parts, design.exactness, state_formula(design))
@@ -93,7 +106,7 @@ def _facts(name: str) -> dict[str, Any]:
 @app.command()
 def reproduce(
     experiment: Annotated[str, typer.Argument(help=f"Which claim: {', '.join(EXPERIMENTS)}.")],
-    preset: Annotated[str, typer.Option(help="smoke (does it run), cpu (two cores), paper (its settings).")] = "paper",
+    preset: Annotated[str, typer.Option(help="smoke, cpu or paper (the same for an exact experiment).")] = "paper",
     out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds; an exact experiment has just one.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Keep a finished run of the same settings.")] = False,
@@ -112,6 +125,8 @@ def reproduce(
     if seeds != 1:
         raise fail(f"--seeds: {experiment} has no randomness, expected 1, got {seeds}")
     out = Path("runs") / experiment if out is None else out
+    if out.exists() and not out.is_dir():
+        raise fail(f"--out: expected a folder, and {out} is a file")
     config = module.PRESETS[preset]
     if resume and _finished(out, preset, config):
         _show(out, as_json)
@@ -168,10 +183,10 @@ def _table(comparisons: list[record.Comparison]) -> Table:
     ):
         table.add_column(heading, justify=justify)  # pyright: ignore[reportArgumentType]
     for claim, rows in record.by_claim(comparisons).items():
-        table.add_row(f"[bold]{claim}[/bold]")
+        table.add_row(f"[bold]{escape(claim)}[/bold]")
         for c in rows:
             agrees = "[green]yes[/green]" if c.agrees else "[bold red]NO[/bold red]"
-            table.add_row(f"  {c.quantity}", *record.shown(c), agrees)
+            table.add_row(f"  {escape(c.quantity)}", *record.shown(c), agrees)
     return table
 
 

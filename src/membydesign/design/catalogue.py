@@ -10,7 +10,7 @@ from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
 from membydesign.design.write import LatentInput, ObserveMemory
 
 _THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
-_DELTA_GATE = "a delta rule written with a gate β_t has r_t² = λ_t (1/β_t − ‖k_t‖²): see theory.write_noise_of_gate"
+_DELTA_GATE = "a delta rule that states a gate has r_t² = λ_t (1/gate − ‖k_t‖²), see theory.write_noise_of_gate"
 _UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
 
 _ROWS: dict[str, DesignModel] = {

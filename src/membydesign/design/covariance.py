@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, final
 
 from membydesign.design.equations import Equation
 
@@ -40,6 +40,7 @@ def _check_prior(name: str, prior: float) -> None:
         raise ValueError(f"{name}(prior): expected a finite variance of at least 0, got {prior!r}")
 
 
+@final
 @dataclass(frozen=True)
 class Dense(Covariance):
     r"""The whole D×D covariance is propagated: the exact filter.
@@ -78,6 +79,7 @@ class Dense(Covariance):
         return groups * D * D
 
 
+@final
 @dataclass(frozen=True)
 class Diagonal(Covariance):
     r"""Only the diagonal survives each update; correlations between key dimensions are discarded.
@@ -115,6 +117,7 @@ class Diagonal(Covariance):
         return groups * D
 
 
+@final
 @dataclass(frozen=True)
 class Reset(Covariance):
     r"""The predicted covariance is replaced by $\lambda_t I$ at every step: the delta rule.
@@ -135,7 +138,9 @@ class Reset(Covariance):
     def equations(self) -> tuple[Equation, ...]:
         """P̄ := λI, so that M = M̄ + ηk(v − M̄ᵀk)ᵀ with η = λ/(r² + λ‖k‖²)."""
         return (
-            Equation("P̄_t := λ_t I", r"\bar{\mathbf{P}}_t := \lambda_t \mathbf{I}"),
+            Equation(
+                "P̄_t := λ_t I   in place of A_t P_{t-1} A_tᵀ + ℓ_t² N", r"\bar{\mathbf{P}}_t := \lambda_t \mathbf{I}"
+            ),
             Equation(
                 "⇒ M_t = M̄_t + η_t k_t (v_t − M̄_tᵀ k_t)ᵀ,  η_t = λ_t / (r_t² + λ_t ‖k_t‖²)",
                 r"\Rightarrow\ \mathbf{M}_t = \bar{\mathbf{M}}_t + \eta_t \mathbf{k}_t "
@@ -150,6 +155,7 @@ class Reset(Covariance):
         return 0
 
 
+@final
 @dataclass(frozen=True)
 class PerColumnReset(Covariance):
     r"""The predicted covariance of value column j is replaced by $\lambda_{t,j} I$ at every step: Longhorn.
@@ -187,6 +193,7 @@ class PerColumnReset(Covariance):
         return 0
 
 
+@final
 @dataclass(frozen=True)
 class MeanOnly(Covariance):
     r"""No covariance is kept, because the mean never reads one: the additive family.

@@ -111,7 +111,7 @@ def _facts(design: DesignModel) -> list[tuple[str, str]]:
         ("state per head", f"{state_formula(design)} elements ({state.total:,} at D = M = 64)"),
         (
             "cost per token",
-            f"{design.cost_order} ({design.multiply_adds(64, 64):,} multiplications at D = M = 64)",
+            f"{design.cost_order} ({design.multiplications(64, 64):,} multiplications at D = M = 64)",
         ),
         ("step parameters", parameters),
         ("note", design.note),

@@ -49,6 +49,12 @@ class StepParameter:
     optional_axis: bool = False
     bound: Literal["> 0", ">= 0", "<= 0", "finite"] = "finite"
 
+    def __post_init__(self) -> None:
+        if self.last_axis not in ("", "D", "D/2", "G", "M"):
+            raise ValueError(f'StepParameter(last_axis): expected "", "D", "D/2", "G" or "M", got {self.last_axis!r}')
+        if self.bound not in ("> 0", ">= 0", "<= 0", "finite"):
+            raise ValueError(f'StepParameter(bound): expected "> 0", ">= 0", "<= 0" or "finite", got {self.bound!r}')
+
     @property
     def shape(self) -> str:
         """The accepted shapes, as text: `[B,T,H]`, `[B,T,H,D]`, …"""

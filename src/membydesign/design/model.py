@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, final
 
 from membydesign.design.covariance import Covariance, Dense, Diagonal, MeanOnly, PerColumnReset, Reset
 from membydesign.design.describe import Description, describe
@@ -24,6 +24,7 @@ _PRIOR_VARIANCE = StepParameter("prior_variance", "λ_t", bound="> 0")
 _COLUMN_PRIOR_VARIANCE = StepParameter("prior_variance", "λ_t,j", last_axis="M", bound="> 0")
 
 
+@final
 @dataclass(frozen=True)
 class DesignModel:
     r"""What a memory assumes; everything else is derived from it.
@@ -91,6 +92,11 @@ class DesignModel:
         return isinstance(self.covariance, (Dense, Diagonal))
 
     @property
+    def has_variance(self) -> bool:
+        """Whether the variance of a read can be had: from a kept covariance, or from a reset's own λ_t I."""
+        return self.keeps_covariance or self.rule == "delta"
+
+    @property
     def step_parameters(self) -> tuple[StepParameter, ...]:
         """What `filter_sequence` must be given for every token and head, besides q, k and v."""
         if self.rule == "additive":
@@ -118,20 +124,20 @@ class DesignModel:
             return "G·D² + D·M"
         return "G·D + D·M" if isinstance(self.covariance, Diagonal) else "D·M"
 
-    def multiply_adds(self, D: int, M: int) -> int:
+    def multiplications(self, D: int, M: int) -> int:
         """Multiplications per token and head of the recurrence, for keys of size D and values of size M.
 
         Counted: the drift of the mean, what memory predicts at the key (`ObserveMemory`), the rank-one write, the
-        read; the drift of the covariance from both sides, the warped key, the rank-one downdate. Sums, and terms
-        that do not grow with D, are not.
+        read; the drift of the covariance from both sides, the warped key (for `LatentInput`, what the write adds), the
+        rank-one downdate. Sums, and terms that do not grow with D, are not.
         """
         drift = self.transition.multiplications_per_entry
         predicts = 1 if isinstance(self.write, ObserveMemory) else 0
         mean = D * M * (drift + predicts + 2)
         if isinstance(self.covariance, Dense):
-            return mean + self.write.groups * D * D * (2 * drift + predicts + 1)
+            return mean + self.write.groups * D * D * (2 * drift + 2)
         if isinstance(self.covariance, Diagonal):
-            return mean + self.write.groups * D * (2 * drift + predicts + 1)
+            return mean + self.write.groups * D * (2 * drift + 2)
         return mean + 2 * D
 
     def describe(self) -> Description:
@@ -144,6 +150,19 @@ class DesignModel:
 
 
 def _why_meaningless(transition: Transition, write: Write, covariance: Covariance) -> str | None:
+    asked = transition.step_parameters
+    if not isinstance(asked, tuple) or not all(isinstance(p, StepParameter) for p in asked):
+        return f"{type(transition).__name__}.step_parameters must be a tuple of StepParameter, and is {asked!r}"
+    unknown = [p.name for p in asked if p.name not in ("log_decay", "angle")]
+    if unknown:
+        return (
+            f"the transition {type(transition).__name__} asks for {', '.join(unknown)}, but a step hands it log_decay "
+            "and angle; name its parameters so"
+        )
+    if not isinstance(write, (ObserveMemory, LatentInput)):
+        return f"no filter is derived for the write {type(write).__name__}; use ObserveMemory() or LatentInput()"
+    if not isinstance(covariance, (Dense, Diagonal, Reset, PerColumnReset, MeanOnly)):
+        return f"no filter is derived for the covariance {type(covariance).__name__}; a transition can be your own"
     if isinstance(write, LatentInput) and not isinstance(covariance, (Dense, MeanOnly)):
         return (
             f"LatentInput's mean never reads a covariance, so there is nothing for {type(covariance).__name__} to "

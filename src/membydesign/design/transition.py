@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -35,12 +35,12 @@ class Transition(ABC):
         r"""$A_t x$, along the axis of D.
 
         Args:
-            x: [..., D, N].
+            x: [..., D, n].
             log_decay: this step's parameter, [...] with the last axis that `step_parameters` declares.
             angle: likewise.
 
         Returns:
-            [..., D, N].
+            [..., D, n].
         """
 
     @property
@@ -48,16 +48,17 @@ class Transition(ABC):
         """The equation of N, the rows that process noise reaches."""
         return Equation("I", r"\mathbf{I}")
 
-    def noise_rows(self, D: int) -> Tensor:
-        """The diagonal of N, [D]: one where process noise enters."""
-        return torch.ones(D)
+    def noise_rows(self, memory: Tensor) -> Tensor:
+        """The diagonal of N, [D]: one where process noise enters; in the type of memory, [..., D, n]."""
+        return memory.new_ones(memory.shape[-2])
 
     def refuse_key_size(self, D: int) -> str | None:
-        """Why this transition cannot act on D rows, or None if it can."""
+        """What D must be, if this transition cannot act on D rows ("an even D, since …"); None if it can."""
         del D
         return None
 
 
+@final
 @dataclass(frozen=True)
 class Identity(Transition):
     r"""Memory does not fade: $A_t = I$. Only process noise moves it.
@@ -73,11 +74,12 @@ class Identity(Transition):
         return Equation("A_t = I", r"\mathbf{A}_t = \mathbf{I}")
 
     def apply(self, x: Tensor, log_decay: Tensor | None = None, angle: Tensor | None = None) -> Tensor:
-        """X itself, [..., D, N]."""
+        """X itself, [..., D, n]."""
         del log_decay, angle
         return x
 
 
+@final
 @dataclass(frozen=True)
 class ScalarDecay(Transition):
     r"""All of memory fades at one rate: $A_t = a_t I$ with $a_t = e^{\texttt{log\_decay}_t} \in (0, 1]$.
@@ -93,12 +95,13 @@ class ScalarDecay(Transition):
         return Equation("A_t = a_t I", r"\mathbf{A}_t = a_t \mathbf{I}")
 
     def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None = None) -> Tensor:
-        """a_t x, with log_decay [...]; x [..., D, N]."""
+        """a_t x, with log_decay [...]; x [..., D, n]."""
         assert log_decay is not None
         del angle
         return log_decay.exp()[..., None, None] * x
 
 
+@final
 @dataclass(frozen=True)
 class DiagonalDecay(Transition):
     r"""Every key dimension fades at its own rate: $A_t = \mathrm{diag}(\alpha_t)$, $\alpha_t \in (0, 1]^D$.
@@ -111,15 +114,16 @@ class DiagonalDecay(Transition):
     @property
     def matrix(self) -> Equation:
         """A_t = diag(α_t)."""
-        return Equation("A_t = diag(α_t)", r"\mathbf{A}_t = \mathrm{diag}(\mathbf{\alpha}_t)")
+        return Equation("A_t = diag(α_t)", r"\mathbf{A}_t = \mathrm{diag}(\boldsymbol{\alpha}_t)")
 
     def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None = None) -> Tensor:
-        """α_t ⊙ x, with log_decay [..., D]; x [..., D, N]."""
+        """α_t ⊙ x, with log_decay [..., D]; x [..., D, n]."""
         assert log_decay is not None
         del angle
         return log_decay.exp()[..., None] * x
 
 
+@final
 @dataclass(frozen=True)
 class DampedRotation(Transition):
     r"""Pairs of rows turn and fade, as complex eigenvalues $\rho_t e^{i\theta_t}$ do.
@@ -165,7 +169,7 @@ class DampedRotation(Transition):
         return Equation("diag(1,0,…,1,0)", r"\mathrm{diag}(1,0,\ldots,1,0)")
 
     def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None) -> Tensor:
-        """Each pair of rows turned by θ and scaled by ρ; log_decay and angle [..., D/2], x [..., D, N]."""
+        """Each pair of rows turned by θ and scaled by ρ; log_decay and angle [..., D/2], x [..., D, n]."""
         assert log_decay is not None
         assert angle is not None
         radius = log_decay.exp()
@@ -174,16 +178,14 @@ class DampedRotation(Transition):
         turned = torch.stack((cos * real - sin * imaginary, sin * real + cos * imaginary), dim=-2)
         return turned.flatten(-3, -2)
 
-    def noise_rows(self, D: int) -> Tensor:
+    def noise_rows(self, memory: Tensor) -> Tensor:
         """Ones, [D]; zero in every second row for noise="real"."""
-        rows = torch.ones(D)
-        if self.noise == "real":
-            rows[1::2] = 0.0
-        return rows
+        ones = memory.new_ones(memory.shape[-2])
+        return real_rows(ones[::2]) if self.noise == "real" else ones
 
     def refuse_key_size(self, D: int) -> str | None:
         """Rotations need rows in pairs."""
-        return f"an even D, since DampedRotation turns rows in pairs (got D={D})" if D % 2 else None
+        return "an even D, since DampedRotation turns rows in pairs" if D % 2 else None
 
 
 def real_rows(x: Tensor) -> Tensor:

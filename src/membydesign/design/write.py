@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import final
 
 from membydesign.design.equations import Equation
 
@@ -28,6 +29,7 @@ class Write(ABC):
         r"""The mean update that conditioning on $v_t$ gives, with the predicted mean $\bar M_t = A_t M_{t-1}$."""
 
 
+@final
 @dataclass(frozen=True)
 class ObserveMemory(Write):
     r"""A write observes the memory along its key: $v_t \mid S_t \sim \mathcal N(S_t^\top k_t,\ r_t^2 I)$.
@@ -87,6 +89,7 @@ class ObserveMemory(Write):
         )
 
 
+@final
 @dataclass(frozen=True)
 class LatentInput(Write):
     r"""A write observes only the coefficient that is being written.
@@ -107,14 +110,14 @@ class LatentInput(Write):
     def density(self) -> tuple[Equation, ...]:
         """φ_t ~ N(0, λ_t I), S_t = A_t S_{t-1} + k_t φ_tᵀ, v_t | φ_t ~ N(φ_t, r_t² I)."""
         return (
-            Equation("φ_t ~ N(0, λ_t I)", r"\mathbf{\phi}_t \sim \mathcal{N}(\mathbf{0},\ \lambda_t \mathbf{I})"),
+            Equation("φ_t ~ N(0, λ_t I)", r"\boldsymbol{\phi}_t \sim \mathcal{N}(\mathbf{0},\ \lambda_t \mathbf{I})"),
             Equation(
                 "S_t = A_t S_{t-1} + k_t φ_tᵀ",
-                r"\mathbf{S}_t = \mathbf{A}_t \mathbf{S}_{t-1} + \mathbf{k}_t \mathbf{\phi}_t^\top",
+                r"\mathbf{S}_t = \mathbf{A}_t \mathbf{S}_{t-1} + \mathbf{k}_t \boldsymbol{\phi}_t^\top",
             ),
             Equation(
                 "v_t | φ_t ~ N(φ_t, r_t² I)",
-                r"\mathbf{v}_t \mid \mathbf{\phi}_t \sim \mathcal{N}(\mathbf{\phi}_t,\ r_t^2 \mathbf{I})",
+                r"\mathbf{v}_t \mid \boldsymbol{\phi}_t \sim \mathcal{N}(\boldsymbol{\phi}_t,\ r_t^2 \mathbf{I})",
             ),
         )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["PRESETS", "TITLE", "CollisionConfig", "plot", "run"]
 
 TITLE = "Controlled collision recall: a propagated covariance protects what was written"
-A, B = 0, 1  # identities, in the order of the seed phase
+DISTRACTOR, TARGET = 0, 1  # the identities A and B, in the order of the seed phase
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Trajectory:
 
     def retrieval(self) -> Tensor:
         """The pairwise retrieval of B against A at k_B, [N,T]."""
-        return (self.readout_B[..., B] - self.readout_B[..., A]).sigmoid()
+        return (self.readout_B[..., TARGET] - self.readout_B[..., DISTRACTOR]).sigmoid()
 
     def margin(self) -> Tensor:
         """The retrieval margin Δ = 2p − 1, [N,T]."""
@@ -114,7 +114,9 @@ def keys(config: CollisionConfig, overlap: float) -> Tensor:
 def schedule(config: CollisionConfig) -> Tensor:
     """Which identity is written at each step, [T]."""
     seed = torch.arange(config.identities).repeat(config.seed_repetitions)
-    return torch.cat([seed, torch.full((config.target_writes,), B), torch.full((config.distractor_writes,), A)])
+    return torch.cat(
+        [seed, torch.full((config.target_writes,), TARGET), torch.full((config.distractor_writes,), DISTRACTOR)]
+    )
 
 
 def trajectory(
@@ -129,9 +131,8 @@ def trajectory(
     k = torch.stack([keys(config, overlap) for overlap in overlaps])  # [N, identities, D]
     N, T = len(overlaps), len(written)
     writes = k[:, written]
-    q = torch.stack([k[:, [A]].expand_as(writes), k[:, [B]].expand_as(writes), writes], dim=2)
+    q = torch.stack([k[:, [DISTRACTOR]].expand_as(writes), k[:, [TARGET]].expand_as(writes), writes], dim=2)
     v = torch.eye(config.identities, dtype=torch.float64)[written]
-    has_variance = design.keeps_covariance or design.rule == "delta"
 
     def part(start: int, end: int, initial: Belief | None) -> tuple[Tensor, Tensor | None, Belief]:
         now = slice(start, end)
@@ -142,7 +143,7 @@ def trajectory(
             writes[:, now, None].expand(N, end - start, 3, -1),
             v[now].expand(N, end - start, config.identities)[:, :, None].expand(-1, -1, 3, -1),
             initial=initial,
-            return_variance=has_variance,
+            return_variance=design.has_variance,
             **here,  # pyright: ignore[reportArgumentType]
         )
         return out.output, out.variance, out.belief
@@ -214,25 +215,25 @@ def first_crossing(config: CollisionConfig, margin: Tensor) -> int | str:
     return config.distractor_start + int(below[0]) + 1 if len(below) else "never"
 
 
-def plateau(config: CollisionConfig, run: Trajectory, *, bayesian: bool) -> dict[str, float]:
+def plateau(config: CollisionConfig, track: Trajectory, *, bayesian: bool) -> dict[str, float]:
     """The exact limit of panel (a), from the boundary state that the seed and target phases really produce."""
     k = keys(config, config.overlap)
-    k_A, k_B, v_A = k[A], k[B], torch.eye(config.identities, dtype=torch.float64)[A]
-    mean = run.boundary.mean[0, 0]
+    k_A, k_B, v_A = k[DISTRACTOR], k[TARGET], torch.eye(config.identities, dtype=torch.float64)[DISTRACTOR]
+    mean = track.boundary.mean[0, 0]
     a0, b0 = mean.T @ k_A, mean.T @ k_B
     if bayesian:
-        assert run.boundary.covariance is not None
-        P = run.boundary.covariance[0, 0, 0]
+        assert track.boundary.covariance is not None
+        P = track.boundary.covariance[0, 0, 0]
         noises = {"process_noise": config.process_noise, "write_noise": config.write_noise}
         b_inf = theory.bayesian_plateau(P, a0, b0, v_A, k_A, k_B, **noises)
     else:
         b_inf = theory.delta_plateau(a0, b0, v_A, config.overlap)
-    target, distractor = b_inf[B].item(), b_inf[A].item()
+    target, distractor = b_inf[TARGET].item(), b_inf[DISTRACTOR].item()
     return {
-        "a0(A)": a0[A].item(),
-        "a0(B)": a0[B].item(),
-        "b0(A)": b0[A].item(),
-        "b0(B)": b0[B].item(),
+        "a0(A)": a0[DISTRACTOR].item(),
+        "a0(B)": a0[TARGET].item(),
+        "b0(A)": b0[DISTRACTOR].item(),
+        "b0(B)": b0[TARGET].item(),
         "b∞(A)": distractor,
         "b∞(B)": target,
         "b∞(B) − b∞(A)": target - distractor,
@@ -245,7 +246,7 @@ def run(config: CollisionConfig, progress: Callable[[str], None] = lambda _: Non
     progress("five updates over the schedule")
     main = updates(config, (config.overlap,))
     progress("overlap sweep")
-    curve = tuple(sorted({*config.overlap_sweep, *(i / 100 for i in range(30, 100, 2)), 0.99}))
+    curve = tuple(sorted({*config.overlap_sweep, *(i / 100 for i in range(30, 100))}))
     sweep = updates(config, curve)
     progress("gain-matched sweep")
     fixed = gain_matched(config)
@@ -264,11 +265,11 @@ def run(config: CollisionConfig, progress: Callable[[str], None] = lambda _: Non
     ]
     reset, delta = main["Covariance reset"].retrieval(), main["DeltaNet-style"].retrieval()
     metrics = {
-        "retrieval": {name: run.retrieval()[0].tolist() for name, run in main.items()},
-        "first_sub_chance_step": {name: first_crossing(config, run.margin()[0]) for name, run in main.items()},
+        "retrieval": {name: track.retrieval()[0].tolist() for name, track in main.items()},
+        "first_sub_chance_step": {name: first_crossing(config, track.margin()[0]) for name, track in main.items()},
         "largest_difference_of_reset_and_deltanet": (reset - delta).abs().max().item(),
         "margin_at_control_overlap": {
-            name: run.margin()[rows[config.overlap_control], -1].item() for name, run in sweep.items()
+            name: track.margin()[rows[config.overlap_control], -1].item() for name, track in sweep.items()
         },
         "plateaus": plateaus,
         "warped_key": _warped_key(config, main["Bayesian Layer"]),
@@ -302,8 +303,7 @@ def _closed_forms(config: CollisionConfig, bayesian: Trajectory) -> list[Compari
     return [
         printed(claim, "steady gain g_A of repeated writes", "0.62", theory.steady_gain(l2, r2)),
         printed(claim, "boundary gain g_A|B after 40 target writes", "0.91", key["closed_form_gain"]),
-        printed(claim, "target-write plateau (1 + e⁻¹)⁻¹", "0.731", theory.TARGET_WRITE_PLATEAU),
-        printed(claim, "retrieval after the target writes", "0.731", target),
+        printed(claim, "target-write plateau: retrieval at t=52", "0.731", target),
         Comparison(claim, "slope of σ²(k_B) = (1 − ρ²)ℓ²", theory.crowding_rate(config.overlap, l2), slope, 1e-9),
     ]
 
@@ -311,12 +311,12 @@ def _closed_forms(config: CollisionConfig, bayesian: Trajectory) -> list[Compari
 def _warped_key(config: CollisionConfig, bayesian: Trajectory) -> dict[str, float]:
     """The first distractor write: its gain and angle as simulated, and as the boundary formulas give them."""
     k = keys(config, config.overlap)
-    perp = (k[A] - config.overlap * k[B]) / math.sqrt(1 - config.overlap**2)
+    perp = (k[DISTRACTOR] - config.overlap * k[TARGET]) / math.sqrt(1 - config.overlap**2)
     assert bayesian.boundary.covariance is not None
     assert bayesian.gain is not None
     identity = torch.eye(config.address_dimension, dtype=torch.float64)
     predicted = bayesian.boundary.covariance[0, 0, 0] + config.process_noise * identity
-    u = predicted @ k[A]
+    u = predicted @ k[DISTRACTOR]
     variance_B = theory.same_key_predicted_variance(config.process_noise, config.write_noise)
     variance_perp = (perp @ predicted @ perp).item()
     return {
@@ -324,7 +324,7 @@ def _warped_key(config: CollisionConfig, bayesian: Trajectory) -> dict[str, floa
         "closed_form_gain": theory.boundary_gain(config.overlap, config.write_noise, variance_B, variance_perp),
         "simulated_gain": bayesian.gain[0, config.distractor_start].item(),
         "closed_form_angle_degrees": math.degrees(theory.warped_key_angle(config.overlap, variance_B, variance_perp)),
-        "simulated_angle_degrees": math.degrees(math.acos((k[A] @ u / u.norm()).item())),
+        "simulated_angle_degrees": math.degrees(math.acos((k[DISTRACTOR] @ u / u.norm()).item())),
         "limit_angle_degrees": math.degrees(theory.warped_key_angle_limit(config.overlap)),
     }
 
@@ -341,11 +341,13 @@ def _plateaus(plateaus: dict[str, dict[str, float]]) -> list[Comparison]:
 def _gain_matched(config: CollisionConfig, fixed: Trajectory, bayesian: Trajectory) -> list[Comparison]:
     claim = "Gain-matched sweep: no fixed prior c recovers the Bayesian Layer"
     found = []
+    assert fixed.gain is not None
     for i, (c, (gate, margin, step)) in enumerate(paper.GAIN_MATCHED.items()):
         assert config.fixed_priors[i] == c
+        twice = (f"c = {c}", margin) in paper.ROUNDED_TWICE
         found += [
-            printed(claim, f"c = {c}: gain", gate, theory.reset_gain(c, config.write_noise)),
-            printed(claim, f"c = {c}: margin at t=112", margin, fixed.margin()[i, -1].item()),
+            printed(claim, f"c = {c}: gain", gate, fixed.gain[i, -1].item()),
+            printed(claim, f"c = {c}: margin at t=112", margin, fixed.margin()[i, -1].item(), rounded_twice=twice),
             Comparison(claim, f"c = {c}: zero-crossing step", step, first_crossing(config, fixed.margin()[i]), 0),
         ]
     margin, step = paper.GAIN_MATCHED_BAYESIAN
@@ -358,8 +360,10 @@ def _gain_matched(config: CollisionConfig, fixed: Trajectory, bayesian: Trajecto
 
 def _overlap_sweep(config: CollisionConfig, sweep: dict[str, Trajectory], rows: dict[float, int]) -> list[Comparison]:
     claim = "Overlap sweep: margin at t=112"
-    return [
-        printed(claim, f"ρ = {rho:.2f}: {name}", value, sweep[name].margin()[rows[rho], -1].item())
-        for rho in config.overlap_sweep
-        for name, value in paper.OVERLAP_SWEEP[rho].items()
-    ]
+    found = []
+    for rho in config.overlap_sweep:
+        for name, value in paper.OVERLAP_SWEEP[rho].items():
+            ours = sweep[name].margin()[rows[rho], -1].item()
+            twice = (f"ρ = {rho:.2f}", value) in paper.ROUNDED_TWICE
+            found.append(printed(claim, f"ρ = {rho:.2f}: {name}", value, ours, rounded_twice=twice))
+    return found

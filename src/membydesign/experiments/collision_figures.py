@@ -30,11 +30,12 @@ CAPTIONS = {
     "every update but those that propagate a covariance; triangles mark the first step below chance, ticks at the "
     "right the exact limits. (b) Why: the posterior variance along both keys, for the dense covariance (solid) and "
     "the diagonal one (dashed).",
-    "write_dynamics": "Write dynamics. Left: the gain of each write, and the closed forms that predict it without a "
-    "matrix: the gain that a first write of A would have had (rising), and its decay to the floor. Right: retrieval "
+    "write_dynamics": "Write dynamics. (a) The gain of each write, and the closed forms that predict it without a "
+    "matrix: the gain that a first write of A would have had (rising), and its decay to the floor. (b) Retrieval "
     "at the end against the overlap of the two keys; circles are the paper's table.",
     "gain_matched": "Gain-matched control. No fixed prior P̄ = cI does what a propagated covariance does.",
-    "geometry": "Covariance as write geometry, computed by the filter in two dimensions (p₀ = 1, r² = 0.5, ℓ² = 0.02).",
+    "geometry": "Covariance as write geometry, computed by the filter in two dimensions (p₀ = 1, r² = 0.5, ℓ² = 0.02, "
+    "ρ = 0.8): ellipses of one standard deviation, (a) after two writes of B, (c) after eight.",
 }
 
 
@@ -68,11 +69,11 @@ def _panels(data: dict[str, Any]) -> Any:
     left.axhline(theory.TARGET_WRITE_PLATEAU, color="0.5", ls=":", lw=1)
     left.text(58, theory.TARGET_WRITE_PLATEAU + 0.02, "$(1+e^{-1})^{-1} = 0.731$", fontsize=9, color="0.35")
     left.axhline(0.5, color="0.6", lw=0.8)
+    left.text(config.steps - 1, 0.515, "chance", fontsize=8, color="0.45", ha="right")
     for name, run in main.items():
         left.plot(t, run.retrieval()[0], label=name, **LINES[name])
-        below = (run.margin()[0, config.distractor_start :] < 0).nonzero()
-        if len(below):
-            step = config.distractor_start + int(below[0]) + 1
+        step = data["first_sub_chance_step"][name]
+        if step != "never":
             left.plot(step, 0.5, marker="v", ms=7, color=LINES[name]["color"], ls="", zorder=6)
     for name, limits in data["plateaus"].items():
         value = limits["p∞"]
@@ -161,7 +162,7 @@ def _dynamics(data: dict[str, Any]) -> Any:
     left.set_ylim(0.2, 1.02)
     left.set_ylabel(r"write gain $g_t = \beta_t \mathbf{k}_t^\top \mathbf{u}_t$")
     left.legend(loc="lower right", fontsize=8)
-    left.set_title("gain of every write", loc="left", pad=18)
+    left.set_title("(a)  gain of every write", loc="left", pad=18)
 
     curve = torch.tensor(data["curve"])
     for name, run in data["sweep"].items():
@@ -175,7 +176,7 @@ def _dynamics(data: dict[str, Any]) -> Any:
     right.set_ylabel(f"retrieval $p$ at t = {config.steps}")
     right.set_ylim(0, 1.03)
     right.legend(loc="lower left", fontsize=8, bbox_to_anchor=(0.0, 0.08))
-    right.set_title("retrieval against overlap", loc="left", pad=18)
+    right.set_title("(b)  retrieval against overlap", loc="left", pad=18)
     return drawing
 
 
@@ -185,9 +186,10 @@ def _gain_matched(data: dict[str, Any]) -> Any:
     _phases(axis, config)
     t = torch.arange(1, config.steps + 1)
     axis.axhline(0, color="0.6", lw=0.8)
+    axis.text(config.steps - 1, 0.012, "chance", fontsize=8, color="0.45", ha="right")
     for i, c in enumerate(config.fixed_priors):
         gate = theory.reset_gain(c, config.write_noise)
-        shade = 0.25 + 0.6 * i / (len(config.fixed_priors) - 1)
+        shade = 0.38 + 0.55 * i / (len(config.fixed_priors) - 1)
         axis.plot(t, fixed.margin()[i], color=shades(shade), lw=1.3, label=f"c = {c:g}, gain {gate:.2f}")
     axis.plot(t, data["main"]["Bayesian Layer"].margin()[0], label="Bayesian Layer", **LINES["Bayesian Layer"])
     axis.set_ylabel(r"retrieval margin $\Delta$ at $\mathbf{k}_B$")

@@ -47,7 +47,7 @@ def plot_geometry(data: object = None) -> Any:
     _ellipse(warp, predicted, edgecolor=WARPED, lw=1.4)
     _arrow(warp, key, DISTRACTOR, r"$\mathbf{k}_t$")
     _arrow(warp, predicted @ key, WARPED, r"$\mathbf{u}_t = \bar{\mathbf{P}}_t \mathbf{k}_t$", offset=(-0.42, -0.42))
-    warp.text(-0.62, -0.1, r"$\bar{\mathbf{P}}_t$", color=WARPED, ha="center", fontsize=12)
+    warp.text(-0.62, 0.1, r"$\bar{\mathbf{P}}_t$", color=WARPED, ha="center", fontsize=12)
     warp.set_title("(a)  covariance warps the key", loc="left")
     _caption(warp, "resolved components shrink,\nuncertain ones take the write")
 
@@ -55,7 +55,7 @@ def plot_geometry(data: object = None) -> Any:
         _ellipse(shrink, chain[n], edgecolor=TARGET, lw=1.0 + shade, alpha=0.25 + 0.75 * shade)
         top = math.sqrt(chain[n][1, 1].item())
         shrink.text(-0.04, top - 0.1, f"n = {n}", fontsize=8, color=TARGET, ha="right")
-    _arrow(shrink, 1.2 * k_B, TARGET, r"$\mathbf{k}_B$", offset=(0.05, -0.1))
+    _arrow(shrink, k_B, TARGET, r"$\mathbf{k}_B$", offset=(0.05, -0.1))
     shrink.set_title("(b)  repeated writes resolve an address", loc="left")
     _caption(shrink, "after n writes of B,\nthe next one there has less gain")
 
@@ -68,7 +68,7 @@ def plot_geometry(data: object = None) -> Any:
     _arrow(rotate, k_A, DISTRACTOR, r"$\mathbf{k}_A$", offset=(0.03, 0.04))
     rotate.text(0.85, 0.86, "a reset writes here", fontsize=8.5, color=DISTRACTOR)
     _arrow(rotate, u, WARPED, r"$\mathbf{u}_A$", offset=(-0.12, -0.2))
-    rotate.text(0.72, -0.45, "the write lands here", fontsize=8.5, color=WARPED)
+    rotate.text(0.72, -0.4, "the write lands here", fontsize=8.5, color=WARPED)
     _arc(rotate, u, k_A, angle)
     rotate.set_title("(c)  a colliding write turns away", loc="left")
     _caption(rotate, "B is resolved: a write at A\nlands on what B does not share")

@@ -58,11 +58,15 @@ OVERLAP_SWEEP = {
 }
 """The overlap sweep."""
 
+ROUNDED_TWICE = {("c = 0.01", "-0.35"), ("ρ = 0.98", "0.34")}
+"""Rows whose last printed digit comes out only if it was rounded in two steps; ours are −0.34483 and 0.33497."""
+
 NOTES = [
-    "A number printed with n decimals agrees if ours is within 0.55 units of its last decimal: printed digits may have "
-    "been rounded twice. Two rows need it. The margin at c = 0.01 is −0.34483, which is −0.34 when rounded once and "
-    "the paper's −0.35 when rounded to −0.345 first; the Bayesian Layer's margin at ρ = 0.98 is 0.33497, likewise 0.33 "
-    "or the paper's 0.34.",
+    "Ours must round to the digits that the paper prints. Two rows do so only if the paper's digit was rounded in two "
+    "steps: the margin at c = 0.01 is −0.34483, which is −0.34 when rounded once and the paper's −0.35 by way of "
+    "−0.345; the Bayesian Layer's margin at ρ = 0.98 is 0.33497, likewise 0.33 or the paper's 0.34 by way of 0.335. "
+    "They are marked, and only they have a wider tolerance.",
+    "The slope of σ²(k_B) is compared with the paper's formula (1 − ρ²)ℓ², of which it prints no digits.",
     "A zero crossing is looked for from the first distractor write on (t = 53). In the seed phase every update is "
     "below chance at t = 1, when A was written and B was not; the fixed priors are so again at t = 7.",
     "DeltaNet-style is run as the catalogue's DeltaNet with its gate set to the reset's gain 0.5. It coincides with "

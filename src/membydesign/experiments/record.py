@@ -51,14 +51,21 @@ class Comparison:
         return {**asdict(self), "agrees": self.agrees}
 
 
-def printed(claim: str, quantity: str, paper: str, ours: float) -> Comparison:
-    """Compare with a number as the paper prints it.
+def printed(claim: str, quantity: str, paper: str, ours: float, *, rounded_twice: bool = False) -> Comparison:
+    """Compare with a number as the paper prints it: ours must round to the same digits.
 
-    A printed digit may have been rounded twice (−0.3448 → −0.345 → −0.35), so ours may differ by 0.55 of a unit in the
-    last printed place: half a unit, and half a unit of the place after it.
+    Args:
+        claim: what the paper claims.
+        quantity: which number it is.
+        paper: the digits as printed; half a unit of the last one is the tolerance.
+        ours: our value.
+        rounded_twice: for a row whose printed digit comes out only if it was rounded in two steps (−0.3448 → −0.345 →
+            −0.35). It is marked as such, and its tolerance is 0.55 of a unit.
     """
-    decimals = len(paper.partition(".")[2])
-    return Comparison(claim, quantity, float(paper), ours, 0.55 * 10.0**-decimals)
+    unit = 10.0 ** -len(paper.partition(".")[2])
+    if rounded_twice:
+        return Comparison(claim, f"{quantity} (paper rounded twice)", float(paper), ours, 0.55 * unit)
+    return Comparison(claim, quantity, float(paper), ours, 0.5 * unit)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ def shown(comparison: Comparison) -> tuple[str, str, str]:
     c = comparison
     if isinstance(c.paper, str) or isinstance(c.ours, str) or not c.tolerance:
         return str(c.paper), str(c.ours), "exact"
-    decimals = math.ceil(-math.log10(c.tolerance)) - 1
+    decimals = math.floor(-math.log10(c.tolerance))
     return f"{c.paper:.{decimals}f}", f"{c.ours:.{decimals + 3}f}", f"{c.tolerance:.2g}"
 
 
@@ -191,11 +198,17 @@ def _report(outcome: Outcome, provenance: Provenance, title: str, figures: dict[
         lines += [f"![{caption}]({path.name})", "", f"*{caption}*", ""]
     for claim, comparisons in by_claim(outcome.comparisons).items():
         lines += [f"## {claim}", "", "| quantity | paper | ours | tolerance | agrees |", "|---|---|---|---|---|"]
-        lines += [f"| {c.quantity} | {' | '.join(shown(c))} | {'yes' if c.agrees else 'NO'} |" for c in comparisons]
+        lines += [
+            f"| {_cell(c.quantity)} | {' | '.join(shown(c))} | {'yes' if c.agrees else 'NO'} |" for c in comparisons
+        ]
         lines.append("")
     if outcome.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in outcome.notes), ""]
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _listed(versions: dict[str, str]) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "bayesian": "#1f77b4",
     "delta": "#c44e2b",
-    "reset": "#e39b3b",
+    "reset": "#e79c9c",
     "additive": "#9467bd",
     "key_A": "#d97c2b",
     "key_B": "#2a8a8a",
@@ -25,7 +25,7 @@ _STYLE: Any = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "legend.frameon": False,
-    "mathtext.fontset": "cm",
+    "mathtext.fontset": "dejavusans",
     "savefig.dpi": 180,
 }
 
@@ -59,7 +59,7 @@ def save(drawing: Any, path: Path) -> Path:
 
 
 def shades(position: float) -> Any:
-    """A grey-to-orange shade for members of a sweep, position in [0, 1]."""
+    """A light-to-dark shade for members of a sweep, position in [0, 1]."""
     from matplotlib import colormaps
 
     return colormaps["YlOrBr"](position)

@@ -1,41 +1,46 @@
-"""Bad input is refused here, with the argument, what was expected and what came; good input becomes `Inputs`."""
+"""Bad input is refused here, with the argument, what was expected and what came; good input becomes `Inputs`.
+
+Shapes and types first (`check_inputs`, `check_belief`), then values (`check_values`), and after the filter has run what
+it found (`check_found`). Values are not looked at while torch.compile traces, nor on the meta device.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import reduce
 from itertools import pairwise
+from numbers import Real
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from membydesign.belief import Belief
-from membydesign.design import DesignModel, StepParameter
+from membydesign.design import DesignModel, StepParameter, catalogue
 from membydesign.errors import NonFiniteError, NotPositiveDefiniteError
 from membydesign.ops.inputs import Inputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_AXES = ("batch", "position", "head")
-
 
 def check_inputs(
-    design: DesignModel, q: Tensor, k: Tensor, v: Tensor, parameters: Mapping[str, Tensor | float | None]
+    design: DesignModel, q: Tensor, k: Tensor, v: Tensor, parameters: Mapping[str, Tensor | float | None], lead: str
 ) -> Inputs:
-    """Check q, k, v and the step parameters against the design, and bring them to the state's type.
+    """Check shapes and types against the design, and bring everything to the state's type.
 
     Args:
         design: what is needed, and in which shape.
-        q: [B,T,H,D].
-        k: [B,T,H,D].
-        v: [B,T,H,M].
+        q: queries, with the axes of `lead` and then D.
+        k: write keys, likewise.
+        v: written values, with the axes of `lead` and then M.
         parameters: `process_noise`, `write_noise`, `prior_variance`, `log_decay` and `angle`, as the user gave them.
+        lead: the leading axes: "B,T,H" for sequences, "B,H" for one step.
     """
     if not isinstance(design, DesignModel):
-        _refuse("design", "a DesignModel, such as catalogue['bayesian_layer']", repr(design))
-    sizes = _check_sequences(design, q, k, v)
+        name = design if isinstance(design, str) and design in catalogue else "bayesian_layer"
+        _refuse("design", f"a DesignModel, such as catalogue[{name!r}]", repr(design))
+    _check_sequences(design, q, k, v, lead)
     asked = {parameter.name: parameter for parameter in design.step_parameters}
     dtype = reduce(
         torch.promote_types,
@@ -45,7 +50,7 @@ def check_inputs(
     checked: dict[str, Tensor | None] = {}
     for name, value in parameters.items():
         if name in asked:
-            checked[name] = _check_parameter(asked[name], value, sizes, q.device, dtype)
+            checked[name] = _check_parameter(asked[name], value, q, v, design.write.groups, dtype, lead)
         elif value is None:
             checked[name] = None
         else:
@@ -55,8 +60,8 @@ def check_inputs(
     return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), write_noise=write_noise, **checked)
 
 
-def check_belief(design: DesignModel, belief: Belief, name: str, batch: int, like: Tensor, M: int) -> Belief:
-    """Check a belief that the user gave for `batch` sequences with heads and keys as in `like` ([B,T,H,D])."""
+def check_belief(design: DesignModel, belief: Belief, name: str, batch: int, like: Tensor, M: int) -> None:
+    """Check shapes and types of a belief for `batch` sequences, with heads and keys as in `like` ([..., H, D])."""
     if not isinstance(belief, Belief):
         _refuse(name, "a Belief (from filter_sequence or Belief.prior)", type(belief).__name__)
     H, D = like.shape[-2:]
@@ -75,34 +80,6 @@ def check_belief(design: DesignModel, belief: Belief, name: str, batch: int, lik
         if given.dtype not in (torch.float32, torch.float64):
             _refuse(where, "float32 or float64", str(given.dtype))
         _check_device(where, given, like.device)
-        _check_finite(where, given)
-    return belief
-
-
-def check_positive_definite(belief: Belief, name: str) -> None:
-    """Refuse a given covariance that is not symmetric, or not positive semi-definite beyond rounding."""
-    P = belief.covariance
-    if P is None:
-        return
-    if P.ndim == belief.mean.ndim:
-        if bool((P < 0).any()):
-            _refuse(f"{name}.covariance", "variances of at least 0", f"{P.min().item():.3g}")
-        return
-    P = P.detach()
-    scale = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(P.dtype).tiny)[..., None, None]
-    rounding = math.sqrt(torch.finfo(P.dtype).eps)
-    asymmetry = ((P - P.mT).abs() / scale).max().item()
-    if asymmetry > rounding:
-        _refuse(f"{name}.covariance", "symmetric matrices", f"a relative asymmetry of {asymmetry:.3g}")
-    identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    failed = torch.linalg.cholesky_ex(P / scale + rounding * identity).info.nonzero()
-    if len(failed):
-        where = dict(zip(("batch", "head", "group"), failed[0].tolist(), strict=True))
-        _refuse(
-            f"{name}.covariance",
-            "positive semi-definite matrices",
-            "a negative eigenvalue at " + ", ".join(f"{axis} {i}" for axis, i in where.items()),
-        )
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
@@ -125,39 +102,102 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
     return bounds
 
 
-def check_precision(precision: Tensor, inputs: Inputs) -> None:
-    r"""Raise if an innovation variance $1/\beta$ came out below the write noise it contains.
+def check_values(design: DesignModel, inputs: Inputs) -> None:
+    """Refuse NaNs, infinities, and variances or decays out of their bounds."""
+    if _values_are_hidden(inputs.q):
+        return
+    bounds = {parameter.name: parameter.bound for parameter in design.step_parameters}
+    for name, x in inputs._asdict().items():
+        if x is None:
+            continue
+        _check_finite(name, x)
+        bad = {"> 0": x <= 0, ">= 0": x < 0, "<= 0": x > 0}.get(bounds.get(name, ""))
+        if bad is not None and bool(bad.any()):
+            index = bad.nonzero()[0].tolist()
+            what = f"variances {bounds[name]}"
+            if name == "log_decay":
+                what = "log-decays <= 0, for decays of at most one (a decay in (0, 1] is passed as its .log())"
+            _refuse(name, what, f"{x[tuple(index)].item():.6g} at {_where(index)}")
+
+
+def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
+    """Refuse NaNs and negative variances and, if `definite`, asymmetric or indefinite covariances."""
+    P = belief.covariance
+    if _values_are_hidden(belief.mean):
+        return
+    _check_finite(f"{name}.mean", belief.mean)
+    if P is None:
+        return
+    where = f"{name}.covariance"
+    _check_finite(where, P)
+    if P.ndim == belief.mean.ndim:
+        if bool((P < 0).any()):
+            _refuse(where, "variances of at least 0", f"{P.min().item():.3g}")
+        return
+    if not definite:
+        return
+    P = P.detach()
+    D = P.shape[-1]
+    scale = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(P.dtype).tiny)[..., None, None]
+    rounding = 8 * max(D, 8) * torch.finfo(P.dtype).eps
+    asymmetry = ((P - P.mT).abs() / scale).max().item()
+    if asymmetry > rounding:
+        _refuse(where, "symmetric matrices", f"a relative asymmetry of {asymmetry:.3g}")
+    failed = torch.linalg.cholesky_ex(
+        P / scale + rounding * torch.eye(D, dtype=P.dtype, device=P.device)
+    ).info.nonzero()
+    if len(failed):
+        b, h, g = failed[0].tolist()
+        got = f"a negative eigenvalue at batch {b}, head {h}, group {g}"
+        _refuse(where, "positive semi-definite matrices", got)
+
+
+def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> None:
+    r"""Raise if a filter was not carried through: an innovation variance out of bounds, or a result that overflowed.
 
     Args:
         precision: β of every step, [B,T,H,G].
         inputs: what the filter was given.
+        results: everything it found, by name.
     """
-    variance, floor = 1 / precision.detach(), inputs.write_noise.detach()
+    if _values_are_hidden(precision):
+        return
+    precision, noise = precision.detach(), inputs.write_noise.detach()
     rounding = math.sqrt(torch.finfo(precision.dtype).eps)
-    bad = (~(variance >= floor * (1 - rounding))).nonzero()
-    if len(bad):
-        b, t, h, g = first = min(bad.tolist(), key=lambda index: index[1])
-        noise = floor.expand_as(variance)[tuple(first)].item()
+    carried = torch.isfinite(precision) & (precision != 0)
+    positive = precision * noise <= 1 + rounding  # 1/β = r² + kᵀP̄k ≥ r², and β > 0
+    bad = ~(carried & positive & (precision > 0))
+    if bool(bad.any()):
+        index = min(bad.nonzero().tolist(), key=lambda i: i[1])  # the earliest position
+        where, at = _where(index, last="group"), tuple(index)
+        if not bool(carried[at]):
+            raise NonFiniteError(
+                f"the innovation precision overflowed in {precision.dtype} at {where}: it is {precision[at].item()}. "
+                "Scale keys or variances, or use float64."
+            )
         raise NotPositiveDefiniteError(
-            f"the covariance stopped being positive definite in {precision.dtype} at batch {b}, head {h}, group {g}, "
-            f"position {t}: innovation variance {variance[tuple(first)].item():.3g} is below its write noise "
-            f"{noise:.3g}. Filter in float64, raise write_noise, or give process_noise > 0."
+            f"the covariance stopped being positive definite in {precision.dtype} at {where}: innovation variance "
+            f"{1 / precision[at].item():.3g} is below its write noise {noise.expand_as(precision)[at].item():.3g}. "
+            "Filter in float64, raise write_noise, or give process_noise > 0."
         )
+    for name, x in results.items():
+        if x is not None and not bool(torch.isfinite(x).all()):
+            index = (~torch.isfinite(x)).nonzero()[0].tolist()
+            hint = "scale the inputs down or use a wider type"
+            raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
 
 
-def check_finite_result(name: str, value: Tensor) -> None:
-    """Raise if a result overflowed: finite inputs must not give an infinity or a NaN."""
-    bad = _first_non_finite(value)
-    if bad is not None:
-        raise NonFiniteError(f"{name} overflowed in {value.dtype} at index {bad}: scale the inputs down or use float64")
+def _values_are_hidden(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() or x.is_meta
 
 
-def _check_sequences(design: DesignModel, q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+def _check_sequences(design: DesignModel, q: Tensor, k: Tensor, v: Tensor, lead: str) -> None:
+    axes = lead.count(",") + 2
     for name, x in (("q", q), ("k", k), ("v", v)):
-        letters = "[B,T,H,M]" if name == "v" else "[B,T,H,D]"
+        letters = f"[{lead},{'M' if name == 'v' else 'D'}]"
         if not isinstance(x, Tensor):
             _refuse(name, f"a tensor {letters}", _shown(x))
-        if x.ndim != 4:
+        if x.ndim != axes:
             _refuse(name, f"shape {letters}", f"shape {list(x.shape)}")
         if not x.is_floating_point():
             _refuse(name, "a floating-point tensor", str(x.dtype))
@@ -165,80 +205,59 @@ def _check_sequences(design: DesignModel, q: Tensor, k: Tensor, v: Tensor) -> di
             _refuse(name, "at least one element along every axis", f"shape {list(x.shape)}")
     if k.shape != q.shape:
         _refuse("k", f"the shape of q, {list(q.shape)}", f"shape {list(k.shape)}")
-    if v.shape[:3] != q.shape[:3]:
-        _refuse("v", f"shape [{', '.join(map(str, q.shape[:3]))}, M] to go with q", f"shape {list(v.shape)}")
+    if v.shape[:-1] != q.shape[:-1]:
+        _refuse("v", f"shape [{', '.join(map(str, q.shape[:-1]))}, M] to go with q", f"shape {list(v.shape)}")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             _refuse(name, f"the dtype of q, {q.dtype}", str(x.dtype))
         _check_device(name, x, q.device)
-    B, T, H, D = q.shape
-    M, G = v.shape[-1], design.write.groups
+    D, M, G = q.shape[-1], v.shape[-1], design.write.groups
     reason = design.transition.refuse_key_size(D)
     if reason:
-        _refuse("q", reason, f"shape {list(q.shape)}")
+        _refuse("q", reason, f"D = {D}")
     if M % G:
         _refuse("v", f"M divisible by the design's {G} noise groups", f"M = {M}")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_finite(name, x)
-    return {"B": B, "T": T, "H": H, "D": D, "D/2": D // 2, "G": G, "M": M, "": 0}
 
 
 def _check_parameter(
     parameter: StepParameter,
     value: Tensor | float | None,
-    sizes: dict[str, int],
-    device: torch.device,
+    q: Tensor,
+    v: Tensor,
+    groups: int,
     dtype: torch.dtype,
+    lead: str,
 ) -> Tensor:
     name, axis = parameter.name, parameter.last_axis
-    leading = [sizes["B"], sizes["T"], sizes["H"]]
+    sizes = {"D": q.shape[-1], "D/2": q.shape[-1] // 2, "G": groups, "M": v.shape[-1]}
+    leading = list(q.shape[:-1])
     full = [*leading, sizes[axis]] if axis else leading
-    wanted = f"a number or a tensor {parameter.shape} = {' or '.join(_shapes(leading, full, parameter))}"
+    shapes = f"{leading} or {full}" if parameter.optional_axis else f"{full}"
+    wanted = f"a number or a tensor {parameter.shape.replace('B,T,H', lead)} = {shapes}"
     if value is None:
         _refuse(name, f"{wanted} ({parameter.symbol}), which this design needs", "None")
-    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
+    if isinstance(value, bool) or not isinstance(value, (Real, Tensor)):
         _refuse(name, wanted, _shown(value))
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             _refuse(name, "a floating-point tensor", str(value.dtype))
-        _check_device(name, value, device)
-        shared = list(value.shape) == leading and parameter.optional_axis
+        _check_device(name, value, q.device)
+        shared = parameter.optional_axis and list(value.shape) == leading
         if value.ndim and list(value.shape) != full and not shared:
             _refuse(name, wanted, f"shape {list(value.shape)}")
-        tensor = value.to(dtype)
-        tensor = tensor.expand(full) if not value.ndim else tensor[..., None].expand(full) if shared else tensor
+        tensor = (value[..., None] if shared else value).to(dtype).expand(full)
     else:
-        tensor = torch.full(full, float(value), dtype=dtype, device=device)
-    _check_finite(name, tensor)
-    _check_bound(name, tensor, parameter.bound)
-    if not axis and name in ("write_noise", "prior_variance"):
-        tensor = tensor[..., None]  # one gain for all columns
-    return tensor
-
-
-def _shapes(leading: list[int], full: list[int], parameter: StepParameter) -> list[str]:
-    return [str(leading), str(full)] if parameter.optional_axis else [str(full)]
-
-
-def _check_bound(name: str, x: Tensor, bound: str) -> None:
-    bad = {"> 0": x <= 0, ">= 0": x < 0, "<= 0": x > 0}.get(bound)
-    if bad is None or not bool(bad.any()):
-        return
-    index = bad.nonzero()[0].tolist()
-    what = "log-decays <= 0 (decays of at most one)" if name == "log_decay" else f"variances {bound}"
-    _refuse(name, what, f"{x[tuple(index)].item():.6g} at {_where(index)}")
+        tensor = torch.full(full, float(value), dtype=dtype, device=q.device)
+    one_gain_for_all_columns = not axis and name in ("write_noise", "prior_variance")
+    return tensor[..., None] if one_gain_for_all_columns else tensor
 
 
 def _check_finite(name: str, x: Tensor) -> None:
-    bad = _first_non_finite(x)
-    if bad is not None:
-        where = _where(bad) if "." not in name else f"index {bad}"
-        _refuse(name, "finite values", f"{x[tuple(bad)].item()} at {where}")
-
-
-def _first_non_finite(x: Tensor) -> list[int] | None:
     finite = torch.isfinite(x)
-    return None if bool(finite.all()) else (~finite).nonzero()[0].tolist()
+    if not bool(finite.all()):
+        index = (~finite).nonzero()[0].tolist()
+        where = f"index {index}" if "." in name else _where(index)
+        _refuse(name, "finite values", f"{x[tuple(index)].item()} at {where}")
 
 
 def _check_device(name: str, x: Tensor, device: torch.device) -> None:
@@ -249,20 +268,28 @@ def _check_device(name: str, x: Tensor, device: torch.device) -> None:
 def _why_unused(design: DesignModel, name: str) -> str:
     if name in ("log_decay", "angle"):
         return f"the transition {type(design.transition).__name__} has no {name}"
+    if name == "process_noise" and design.rule == "additive":
+        return "the LatentInput model has no process noise"
     if name == "process_noise":
-        return f"{design.title} propagates no predicted covariance that it could enter"
+        return f"{design.title} resets the predicted covariance that it would enter"
     return f"{design.title} starts from the prior of its covariance, {design.covariance!r}"
 
 
-def _where(index: list[int]) -> str:
-    named = [f"{axis} {i}" for axis, i in zip(_AXES, index, strict=False)]
-    return ", ".join([*named, *(f"entry {i}" for i in index[3:])])
+def _where(index: list[int], last: str = "entry") -> str:
+    """An index of [B,T,H] or [B,T,H,·], in words."""
+    return ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "position", "head", last), index, strict=False))
 
 
 def _shown(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    return f"{value!r} ({type(value).__name__})" if value is not None else "None"
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return f"{value!r} ({type(value).__name__})" if value is not None else "None"
+    shape = getattr(value, "shape", None)
+    kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+    return (
+        kind if shape is None else f"{kind} of shape {list(shape)} (torch.from_numpy makes a tensor of a NumPy array)"
+    )
 
 
 def _refuse(argument: str, expected: str, got: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -12,6 +14,8 @@ from membydesign.ops import checks
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
 
     from membydesign.design import DesignModel
@@ -76,8 +80,8 @@ def filter_sequence(
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
 
-    A step parameter may also be a number, the same at every token and head. States are float32 at least; float64
-    in any argument gives float64 throughout.
+    A step parameter may also be a number, the same at every token and head. States are float32 at least, also under
+    torch.autocast; float64 in any argument makes them float64. The output has the dtype of q, k and v.
 
     Returns:
         `Filtered`: output, belief, and what else was asked for.
@@ -103,32 +107,35 @@ def filter_sequence(
         "log_decay": log_decay,
         "angle": angle,
     }
-    inputs = checks.check_inputs(design, q, k, v, parameters)
-    if return_variance and design.rule == "additive" and not design.keeps_covariance:
+    inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,T,H")
+    if return_variance and not design.has_variance:
         raise ValueError(
             f"return_variance: expected False for {design.title}, which keeps no covariance (use covariance=Dense() "
             "to have it), got True"
         )
     bounds = [0, q.shape[1]] if cu_seqlens is None else checks.check_cu_seqlens(cu_seqlens, q)
     batch = q.shape[0] if cu_seqlens is None else len(bounds) - 1
+    checks.check_values(design, inputs)
     if initial is None:
         D, M = q.shape[-1], v.shape[-1]
         initial = Belief.prior(design, batch, q.shape[2], D, M, dtype=inputs.q.dtype, device=q.device)
     else:
-        initial, inputs = _start_from(design, initial, "initial", batch, inputs)
-        checks.check_positive_definite(initial, "initial")
+        checks.check_belief(design, initial, "initial", batch, q, v.shape[-1])
+        checks.check_belief_values(initial, "initial", definite=True)
+        initial, inputs = _in_one_type(initial, inputs)
 
     rows = [initial] if cu_seqlens is None else [initial.map(lambda x, n=n: x[n : n + 1]) for n in range(batch)]
-    runs = [
-        filter_recurrent(
-            design,
-            row,
-            inputs.between(start, end),
-            return_variance=return_variance,
-            return_evidence=return_evidence,
-        )
-        for row, (start, end) in zip(rows, pairwise(bounds), strict=True)
-    ]
+    with _without_autocast(q):
+        runs = [
+            filter_recurrent(
+                design,
+                row,
+                inputs.between(start, end),
+                return_variance=return_variance,
+                return_evidence=return_evidence,
+            )
+            for row, (start, end) in zip(rows, pairwise(bounds), strict=True)
+        ]
     return _collect(runs, inputs, q.dtype)
 
 
@@ -161,7 +168,8 @@ def filter_step(
         angle: [B,H,D/2] or a number.
 
     Returns:
-        The read-out $y_t$, [B,H,M], and the new belief; `belief.variance(q)` gives its uncertainty.
+        The read-out $y_t$, [B,H,M], in the dtype of q, and the new belief. Where the design keeps a covariance,
+        `belief.variance(q)` says how sure the read is.
     """
     parameters = {
         "process_noise": process_noise,
@@ -170,28 +178,34 @@ def filter_step(
         "log_decay": log_decay,
         "angle": angle,
     }
-    for name, x, letters in (("q", q, "D"), ("k", k, "D"), ("v", v, "M")):
-        if not isinstance(x, torch.Tensor) or x.ndim != 3:
-            got = f"shape {list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
-            raise ValueError(f"{name}: expected a tensor [B,H,{letters}] for one step, got {got}")
-    with_time = {
-        name: x.unsqueeze(1) if isinstance(x, torch.Tensor) and x.ndim else x for name, x in parameters.items()
-    }
-    inputs = checks.check_inputs(design, q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), with_time)
-    belief, inputs = _start_from(design, belief, "belief", q.shape[0], inputs)
-    x = inputs.at(0)
-    belief, write = RULES[design.rule].step(design, belief, x)
-    checks.check_precision(write.precision.unsqueeze(1), inputs)
-    output = belief.read(x.q)
-    checks.check_finite_result("output", output)
-    return output.to(v.dtype), belief
+    inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,H").map(lambda x: x.unsqueeze(1))
+    checks.check_values(design, inputs)
+    checks.check_belief(design, belief, "belief", q.shape[0], q, v.shape[-1])
+    checks.check_belief_values(belief, "belief", definite=False)
+    belief, inputs = _in_one_type(belief, inputs)
+    with _without_autocast(q):
+        x = inputs.at(0)
+        belief, write = RULES[design.rule].step(design, belief, x)
+        output = belief.read(x.q).to(q.dtype)
+    checks.check_found(write.precision.unsqueeze(1), inputs, output=output, **_named(belief))
+    return output, belief
 
 
-def _start_from(design: DesignModel, belief: Belief, name: str, batch: int, inputs: Inputs) -> tuple[Belief, Inputs]:
-    """The given belief, checked, and the inputs: both in the widest type among them."""
-    belief = checks.check_belief(design, belief, name, batch, inputs.q, inputs.v.shape[-1])
-    dtype = torch.promote_types(belief.mean.dtype, inputs.q.dtype)
+def _in_one_type(belief: Belief, inputs: Inputs) -> tuple[Belief, Inputs]:
+    """Belief and inputs in the widest type among them."""
+    parts = [x.dtype for x in (*belief, inputs.q) if x is not None]
+    dtype = reduce(torch.promote_types, parts)
     return belief.map(lambda x: x.to(dtype)), inputs.map(lambda x: x.to(dtype))
+
+
+def _without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """States stay in their own type under torch.autocast, which would run their products in half precision."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def _named(belief: Belief) -> dict[str, Tensor | None]:
+    return {"belief.mean": belief.mean, "belief.covariance": belief.covariance}
 
 
 def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
@@ -204,10 +218,11 @@ def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
     assert precision is not None
     belief = Belief._make(_joined(list(parts), dim=0) for parts in zip(*(run.belief for run in runs), strict=True))
     log_evidence = _joined([None if (e := run.write_log_evidence) is None else e.sum(1) for run in runs], dim=0)
-    checks.check_precision(precision, inputs)
-    checks.check_finite_result("output", output)
-    checks.check_finite_result("belief.mean", belief.mean)
-    return Filtered(output.to(dtype), belief, variance, log_evidence, write_log_evidence)
+    output = output.to(dtype)
+    checks.check_found(
+        precision, inputs, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence
+    )
+    return Filtered(output, belief, variance, log_evidence, write_log_evidence)
 
 
 def _joined(parts: list[Tensor | None], dim: int) -> Tensor | None:

@@ -39,6 +39,11 @@ class WriteEvent(NamedTuple):
 def predict(transition: Transition, belief: Belief, x: Inputs) -> Belief:
     r"""Let memory drift one step: $\bar M = A M$, $\bar P = A P A^\top + \ell^2 N$ (where a covariance is kept)."""
     mean = transition.apply(belief.mean, x.log_decay, x.angle)
+    if mean.shape != belief.mean.shape:
+        raise ValueError(
+            f"{type(transition).__name__}.apply: expected to return the shape of x, {list(belief.mean.shape)}, "
+            f"got {list(mean.shape)}"
+        )
     if belief.covariance is None:
         return Belief(mean)
     log_decay = None if x.log_decay is None else x.log_decay.unsqueeze(2)  # an axis for the noise groups
@@ -47,16 +52,16 @@ def predict(transition: Transition, belief: Belief, x: Inputs) -> Belief:
     covariance = transition.apply(half.mT, log_decay, angle)  # A (A P)ᵀ = A P Aᵀ
     covariance = (covariance + covariance.mT) / 2  # symmetric to the last bit
     if x.process_noise is not None:
-        rows = transition.noise_rows(mean.shape[-2]).to(mean)
-        covariance = covariance + torch.diag_embed(x.process_noise[..., None, None] * rows)
+        rows = x.process_noise[..., None, None] * transition.noise_rows(mean)
+        covariance = covariance + torch.diag_embed(rows)
     return Belief(mean, covariance)
 
 
 def update(predicted: Belief, write: WriteEvent) -> Belief:
     r"""Condition on a write: $M = \bar M + \beta u e^\top$, $P = \bar P - \beta u u^\top$."""
-    gain = write.precision[..., None] * write.warped_key
-    error = write.error.unflatten(-1, (gain.shape[2], -1))
-    mean = predicted.mean + torch.einsum("bhgd,bhgm->bhdgm", gain, error).flatten(-2)
+    kalman_gain = write.precision[..., None] * write.warped_key
+    error = write.error.unflatten(-1, (kalman_gain.shape[2], -1))
+    mean = predicted.mean + torch.einsum("bhgd,bhgm->bhdgm", kalman_gain, error).flatten(-2)
     if predicted.covariance is None:
         return Belief(mean)
     u = write.warped_key

@@ -17,8 +17,6 @@ from membydesign.belief import Belief
 from membydesign.ops.gaussian import WriteEvent, predict, update
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from membydesign.design import DesignModel
     from membydesign.ops.inputs import Inputs
 
@@ -33,9 +31,3 @@ def step(design: DesignModel, belief: Belief, x: Inputs) -> tuple[Belief, WriteE
         predicted = Belief(predicted.mean, predicted.covariance + x.prior_variance[..., None, None] * outer)
     write = WriteEvent(u, precision=1 / (x.prior_variance + x.write_noise), error=x.v)
     return update(predicted, write), write
-
-
-def read_variance(belief: Belief, write: WriteEvent, x: Inputs) -> Tensor:
-    r"""$q_t^\top P_t q_t$, [B,H,1]."""
-    del write
-    return belief.variance(x.q)

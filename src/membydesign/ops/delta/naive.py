@@ -35,9 +35,13 @@ def step(design: DesignModel, belief: Belief, x: Inputs) -> tuple[Belief, WriteE
     return update(predicted, write), write
 
 
-def read_variance(belief: Belief, write: WriteEvent, x: Inputs) -> Tensor:
-    r"""What the reset belief claims just after its write: $q^\top(\lambda I - \beta u u^\top)q$, [B,H,G]."""
+def read_variance(write: WriteEvent, x: Inputs) -> Tensor:
+    r"""What the reset belief claims just after its write: $q^\top(\lambda I - \beta u u^\top)q$, [B,H,G].
+
+    Across the key it is $\lambda$ still, along the key $\lambda r^2\beta$: two positive terms, with no cancellation.
+    """
     assert x.prior_variance is not None
-    del belief
-    before = x.prior_variance * x.q.square().sum(-1, keepdim=True)
-    return before - write.precision * torch.einsum("bhgd,bhd->bhg", write.warped_key, x.q).square()
+    squared_norm = x.k.square().sum(-1, keepdim=True)
+    along = (x.q * x.k).sum(-1, keepdim=True) / torch.where(squared_norm > 0, squared_norm, 1.0)
+    across = (x.q - along * x.k).square().sum(-1, keepdim=True)
+    return x.prior_variance * (across + along.square() * squared_norm * x.write_noise * write.precision)

@@ -21,8 +21,6 @@ from membydesign.design import Diagonal
 from membydesign.ops.gaussian import WriteEvent, predict, update
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from membydesign.design import DesignModel
     from membydesign.ops.inputs import Inputs
 
@@ -37,9 +35,3 @@ def step(design: DesignModel, belief: Belief, x: Inputs) -> tuple[Belief, WriteE
     if isinstance(design.covariance, Diagonal):
         posterior = Belief(posterior.mean, posterior.dense_covariance().diagonal(dim1=-2, dim2=-1))
     return posterior, write
-
-
-def read_variance(belief: Belief, write: WriteEvent, x: Inputs) -> Tensor:
-    r"""$q_t^\top P_t q_t$, [B,H,G]."""
-    del write
-    return belief.variance(x.q)
