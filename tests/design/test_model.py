@@ -251,7 +251,7 @@ def test_step_parameters_are_checked():
         mbd.StepParameter("log_decay", "a", bound="< 5")  # pyright: ignore[reportArgumentType]
 
     class NoTuple(Renamed):
-        step_parameters = mbd.StepParameter("log_decay", "a")  # pyright: ignore[reportAssignmentType]
+        step_parameters = mbd.StepParameter("log_decay", "a")
 
     with pytest.raises(ValueError, match="NoTuple.step_parameters must be a tuple of StepParameter"):
         DesignModel(NoTuple(), mbd.ObserveMemory(), mbd.Dense())

@@ -113,6 +113,5 @@ def _arc(axis: Any, a: Tensor, b: Tensor, degrees: float) -> None:
     start, end = (math.degrees(math.atan2(x[1].item(), x[0].item())) for x in (a, b))
     axis.add_patch(Arc((0, 0), 0.8, 0.8, theta1=start, theta2=end, color="0.35", lw=1.2))
     middle = math.radians((start + end) / 2)
-    axis.text(
-        0.47 * math.cos(middle), 0.47 * math.sin(middle), rf"$\theta = {degrees:.0f}\degree$", fontsize=9, color="0.25"
-    )
+    x, y = 0.5 * math.cos(middle), 0.5 * math.sin(middle) + 0.13
+    axis.text(x, y, rf"$\theta = {degrees:.0f}\degree$", fontsize=9, color="0.25")
