@@ -1,10 +1,11 @@
 """What every design must pass. Inherit, set `design`, and dozens of checks come with it.
 
-Chunked, native and GPU filters are held to the same class.
+Every way to filter a design is held to the same class: `method` and `chunk_size` say which.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -34,12 +35,15 @@ class DesignContract:
     """The contract of `filter_sequence` and `filter_step`, for one design."""
 
     design: ClassVar[DesignModel]
+    method: ClassVar[str] = "recurrent"
+    chunk_size: ClassVar[int | None] = None
 
     def options(self) -> dict[str, bool]:
         return {"return_variance": self.design.has_variance, "return_evidence": True}
 
     def problem(self, **sizes) -> Problem:
-        return random_problem(self.design, **sizes)
+        problem = random_problem(self.design, **sizes)
+        return replace(problem, options={"method": self.method, "chunk_size": self.chunk_size})
 
     def test_shapes_and_state_size(self):
         D, M = 6, 4
@@ -111,7 +115,7 @@ class DesignContract:
         before = problem.filter().output
         changed = problem.v.clone()
         changed[:, 3] += 1.0
-        after = Problem(self.design, problem.q, problem.k, changed, problem.parameters).filter().output
+        after = replace(problem, v=changed).filter().output
         assert torch.equal(before[:, :3], after[:, :3])
         assert (before[:, 3] != after[:, 3]).all()
 
@@ -124,13 +128,13 @@ class DesignContract:
         parameters = dict(problem.parameters)
         if isinstance(self.design.covariance, PerColumnReset):
             parameters["prior_variance"] = parameters["prior_variance"][..., order]
-        permuted = Problem(self.design, problem.q, problem.k, problem.v[..., order], parameters)
+        permuted = replace(problem, v=problem.v[..., order], parameters=parameters)
         assert_close(permuted.filter().output, problem.filter().output[..., order], EXACT)
 
     def test_output_is_linear_in_the_values(self):
         """Gains depend on keys and variances alone: from a zero mean, outputs are linear in v."""
         problem = self.problem()
-        doubled = Problem(self.design, problem.q, problem.k, 2 * problem.v, problem.parameters)
+        doubled = replace(problem, v=2 * problem.v)
         assert_close(doubled.filter().output, 2 * problem.filter().output, EXACT)
 
     def test_gradients(self):
@@ -144,7 +148,7 @@ class DesignContract:
             parameters = dict(zip(names, rest[: len(names)], strict=True))
             mean, *covariance = rest[len(names) :]
             start = Belief(mean, *((c + c.mT) / 2 if c.ndim == 5 else c for c in covariance))
-            out = Problem(self.design, q, k, v, parameters).filter(initial=start, **self.options())
+            out = replace(problem, q=q, k=k, v=v, parameters=parameters).filter(initial=start, **self.options())
             return [x for x in (out.output, *out.belief, out.variance, out.write_log_evidence) if x is not None]
 
         inputs = [x.clone().requires_grad_() for x in inputs]
@@ -171,12 +175,12 @@ class DesignContract:
         problem = self.problem(T=5)
         keys = problem.k.clone()
         keys[:, 2] = 0.0
-        silent = Problem(self.design, problem.q, keys, problem.v, problem.parameters)
+        silent = replace(problem, k=keys)
         values = problem.v.clone()
         values[:, 2] = 100.0
         assert torch.equal(
             silent.filter(**self.options()).output,
-            Problem(self.design, problem.q, keys, values, problem.parameters).filter().output,
+            replace(silent, v=values).filter().output,
         )
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -200,7 +204,7 @@ class DesignContract:
     @pytest.mark.slow
     def test_65536_tokens_in_float32(self):
         """A long run neither drifts from float64 nor loses its covariance."""
-        problem = self.problem(B=1, H=1, T=65_536, D=8)
+        problem = replace(self.problem(B=1, H=1, T=65_536, D=8), options={"method": self.method})
         with torch.no_grad():
             precise = problem.filter(**self.options())
             single = problem.map(lambda x: x.float()).filter(**self.options())

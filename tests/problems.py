@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,10 @@ class Problem:
     k: Tensor
     v: Tensor
     parameters: dict[str, Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
 
     def filter(self, **options) -> Filtered:
-        return mbd.filter_sequence(self.design, self.q, self.k, self.v, **self.parameters, **options)
+        return mbd.filter_sequence(self.design, self.q, self.k, self.v, **self.parameters, **self.options, **options)
 
     def step(self, belief: Belief, t: int) -> tuple[Tensor, Belief]:
         now = {name: x[:, t] for name, x in self.parameters.items()}

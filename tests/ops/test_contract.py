@@ -1,8 +1,27 @@
-"""The contract, for every rule with every transition that it can have."""
+"""The contract, for every rule with every transition that it can have, token by token and chunk by chunk."""
 
 from contract import DesignContract
 from problems import DESIGNS
 
+WAYS = {
+    "Recurrent": {"method": "recurrent"},
+    "Chunk": {"method": "chunk", "chunk_size": 4},  # so that a few tokens are several chunks, the last one ragged
+}
+
+LONG_LOOPS = {
+    "dense-diagonal",
+    "dense_2_groups-rotation_real",
+    "diagonal-diagonal",
+    "reset-scalar",
+    "per_column_reset-identity",
+    "additive-identity",
+    "additive_dense-rotation",
+}
+"""Designs that go through 65,536 tokens one by one, which takes a while; chunk by chunk they all do."""
+
 for _name, _design in DESIGNS.items():
-    _title = "Test" + "".join(part.capitalize() for part in _name.replace("-", "_").split("_"))
-    globals()[_title] = type(_title, (DesignContract,), {"design": _design})
+    for _way, _options in WAYS.items():
+        if _way == "Recurrent" and _name not in LONG_LOOPS:
+            _options = {**_options, "test_65536_tokens_in_float32": None}
+        _title = f"Test{_way}" + "".join(part.capitalize() for part in _name.replace("-", "_").split("_"))
+        globals()[_title] = type(_title, (DesignContract,), {"design": _design, **_options})

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from membydesign.design.equations import Equation, StepParameter
+
+
+class RowDrift(NamedTuple):
+    r"""A drift that is a decay of each row, or a damped turn of each interleaved pair of rows.
+
+    Attributes:
+        log_decay: logarithms of the decays, at most 0: [B,T,H,1] shared by all rows, or [B,T,H,D].
+        angle: turn of each pair in radians, [B,T,H,D/2], or None.
+    """
+
+    log_decay: Tensor
+    angle: Tensor | None = None
 
 
 class Transition(ABC):
@@ -52,6 +64,20 @@ class Transition(ABC):
         """The diagonal of N, [D]: one where process noise enters; in the type of memory, [..., D, n]."""
         return memory.new_ones(memory.shape[-2])
 
+    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift | None:
+        r"""The same drift as a decay of each row and a turn of each pair of rows, if it is of that form.
+
+        Fast filters need it: they work with decays accumulated over many steps. None (the default) says that $A_t$ is
+        of another form, and only the loop over tokens can run it.
+
+        Args:
+            log_decay: the parameter of a whole sequence, [B,T,H] with the last axis that `step_parameters` declares.
+            angle: likewise.
+            like: keys, [B,T,H,D].
+        """
+        del log_decay, angle, like
+        return None
+
     def refuse_key_size(self, D: int) -> str | None:
         """What D must be, if this transition cannot act on D rows ("an even D, since …"); None if it can."""
         del D
@@ -78,6 +104,11 @@ class Identity(Transition):
         del log_decay, angle
         return x
 
+    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+        """No decay: zeros, [B,T,H,1]."""
+        del log_decay, angle
+        return RowDrift(like.new_zeros(*like.shape[:-1], 1))
+
 
 @final
 @dataclass(frozen=True)
@@ -100,6 +131,12 @@ class ScalarDecay(Transition):
         del angle
         return log_decay.exp()[..., None, None] * x
 
+    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+        """One decay for all rows, [B,T,H,1]."""
+        assert log_decay is not None
+        del angle, like
+        return RowDrift(log_decay[..., None])
+
 
 @final
 @dataclass(frozen=True)
@@ -121,6 +158,12 @@ class DiagonalDecay(Transition):
         assert log_decay is not None
         del angle
         return log_decay.exp()[..., None] * x
+
+    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+        """A decay of each row, [B,T,H,D]."""
+        assert log_decay is not None
+        del angle, like
+        return RowDrift(log_decay)
 
 
 @final
@@ -177,6 +220,12 @@ class DampedRotation(Transition):
         real, imaginary = x[..., 0::2, :], x[..., 1::2, :]
         turned = torch.stack((cos * real - sin * imaginary, sin * real + cos * imaginary), dim=-2)
         return turned.flatten(-3, -2)
+
+    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+        """The radius of a pair as the decay of both its rows, [B,T,H,D], and the angle of the pair."""
+        assert log_decay is not None
+        del like
+        return RowDrift(log_decay.repeat_interleave(2, -1), angle)
 
     def noise_rows(self, memory: Tensor) -> Tensor:
         """Ones, [D]; zero in every second row for noise="real"."""

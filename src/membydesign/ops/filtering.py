@@ -11,7 +11,8 @@ import torch
 
 from membydesign.belief import Belief
 from membydesign.ops import checks
-from membydesign.ops.recurrent import RULES, Run, filter_recurrent
+from membydesign.ops.dispatch import run_filter
+from membydesign.ops.recurrent import RULES, Run
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -54,7 +55,8 @@ def filter_sequence(
     angle: Tensor | float | None = None,
     initial: Belief | None = None,
     cu_seqlens: Tensor | None = None,
-    method: Literal["recurrent"] = "recurrent",
+    method: Literal["chunk", "recurrent"] = "chunk",
+    chunk_size: int | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
 ) -> Filtered:
@@ -76,7 +78,8 @@ def filter_sequence(
         angle: $\theta_t$ in radians, [B,T,H,D/2] (`DampedRotation`).
         initial: the belief to start from, default `Belief.prior`; one per packed sequence with `cu_seqlens`.
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
-        method: "recurrent", the loop over tokens that specifies the filter.
+        method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
+        chunk_size: how many tokens a chunk has; by default a size that suits the design.
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
 
@@ -98,8 +101,10 @@ def filter_sequence(
         >>> out.output.shape, out.belief.covariance.shape, out.variance.shape
         (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 1, 16, 16]), torch.Size([2, 100, 4, 1]))
     """
-    if method != "recurrent":
-        raise ValueError(f'method: expected "recurrent", got {method!r}')
+    if method not in ("chunk", "recurrent"):
+        raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
+    if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
+        raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
         "process_noise": process_noise,
         "write_noise": write_noise,
@@ -127,10 +132,12 @@ def filter_sequence(
     rows = [initial] if cu_seqlens is None else [initial.map(lambda x, n=n: x[n : n + 1]) for n in range(batch)]
     with _without_autocast(q):
         runs = [
-            filter_recurrent(
+            run_filter(
                 design,
                 row,
                 inputs.between(start, end),
+                method=method,
+                chunk_size=chunk_size,
                 return_variance=return_variance,
                 return_evidence=return_evidence,
             )

@@ -1,0 +1,37 @@
+r"""The delta rule, chunk by chunk: gains are known in advance, so only the mean has to be passed along.
+
+d_t = k_t,   γ_t = η_t = λ_t / (r_t² + λ_t ‖k_t‖²)          then ops/mean_pass.py
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from membydesign.belief import Belief, gaussian_log_density
+from membydesign.ops.delta.naive import read_variance
+from membydesign.ops.frame import Frame
+from membydesign.ops.gaussian import WriteEvent
+from membydesign.ops.mean_pass import Gains, mean_pass
+from membydesign.ops.recurrent import Run
+
+if TYPE_CHECKING:
+    from membydesign.design import RowDrift
+    from membydesign.ops.inputs import Inputs
+
+
+def filter_chunk(
+    drift: RowDrift, initial: Belief, x: Inputs, size: int, *, return_variance: bool, return_evidence: bool
+) -> Run:
+    """`ObserveMemory` with `Reset` or `PerColumnReset`, over [B,T]."""
+    assert x.prior_variance is not None
+    precision = 1 / (x.write_noise + x.prior_variance * x.k.square().sum(-1, keepdim=True))
+    gains = Gains(x.k, precision * x.prior_variance)
+    found = mean_pass(Frame.of(*drift, size), size, initial.mean, x.q, x.k, x.v, gains)
+    write = WriteEvent(x.k, precision, found.error)
+    return Run(
+        found.output,
+        Belief(found.mean),
+        precision,
+        read_variance(write, x) if return_variance else None,
+        gaussian_log_density(found.error, precision) if return_evidence else None,
+    )

@@ -1,0 +1,48 @@
+"""The one place that chooses how a design is filtered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from membydesign.design import Diagonal, PerColumnReset, Transition
+from membydesign.ops.additive import chunk as additive
+from membydesign.ops.delta import chunk as delta
+from membydesign.ops.kalman import chunk as kalman
+from membydesign.ops.kalman import diagonal
+from membydesign.ops.recurrent import Run, filter_recurrent
+
+if TYPE_CHECKING:
+    from membydesign.belief import Belief
+    from membydesign.design import DesignModel
+    from membydesign.ops.inputs import Inputs
+
+
+def run_filter(
+    design: DesignModel,
+    initial: Belief,
+    inputs: Inputs,
+    *,
+    method: str,
+    chunk_size: int | None,
+    return_variance: bool,
+    return_evidence: bool,
+) -> Run:
+    """Filter [B,T] by the given method; a drift that is no decay or rotation of rows always goes token by token."""
+    wanted = {"return_variance": return_variance, "return_evidence": return_evidence}
+    drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
+    if method == "recurrent" or drift is None:
+        return filter_recurrent(design, initial, inputs, **wanted)
+    size = min(chunk_size or _chunk_size(design), inputs.q.shape[1])
+    if design.rule == "delta":
+        return delta.filter_chunk(drift, initial, inputs, size, **wanted)
+    if design.rule == "additive":
+        return additive.filter_chunk(drift, initial, inputs, size, **wanted)
+    everywhere = type(design.transition).noise_rows is Transition.noise_rows
+    rows = initial.mean.new_ones(1) if everywhere else design.transition.noise_rows(initial.mean)
+    rule = diagonal if isinstance(design.covariance, Diagonal) else kalman
+    return rule.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+
+
+def _chunk_size(design: DesignModel) -> int:
+    """C where the user names none: smaller where every value column has a triangular system of its own."""
+    return 16 if isinstance(design.covariance, PerColumnReset) else 64

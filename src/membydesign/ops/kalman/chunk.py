@@ -1,0 +1,239 @@
+r"""The exact filter of the Bayesian Layer, chunk by chunk: condition on C observations at once.
+
+From the belief (M₀, P₀) at a chunk's start, with k̃ = f ⊙ k, q̃ = f ⊙ q, and n_σ the variance that process noise alone
+has built up by σ (n_σ k_σ is written `noisy_key`), for σ ≤ τ:
+
+    G_τσ = k̃_τᵀ P₀ k̃_σ + k_τᵀ φ_τσ n_σ k_σ + r_τ² [τ=σ]       covariance of the chunk's observations
+    H_τσ = q̃_τᵀ P₀ k̃_σ + q_τᵀ φ_τσ n_σ k_σ                     of reads with observations
+    J_σ  = f_C ⊙ P₀ k̃_σ + φ_Cσ ⊙ n_σ k_σ                        of the exit state with observations
+    G = L Lᵀ,   E = L⁻¹ (V − K̃ M₀),   W = tril(H) L⁻ᵀ,   X = L⁻¹ J
+    O = Q̃ M₀ + W E,     M_C = f_C ⊙ M₀ + Xᵀ E,     P_C = f_C P₀ f_C + n_C − Xᵀ X
+    variance = q̃ᵀ P₀ q̃ + qᵀ n q − Σ_σ W²,     precision β = 1/L_ττ²
+
+1. What does not depend on the belief is computed for all chunks at once.
+2. The belief is passed from chunk to chunk (`_Pass`); its backward keeps only the beliefs at the boundaries.
+3. Outputs of all chunks at once, from the beliefs at their starts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from membydesign.belief import Belief
+from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
+from membydesign.ops.recurrent import Run
+
+if TYPE_CHECKING:
+    from membydesign.design import RowDrift
+    from membydesign.ops.inputs import Inputs
+
+
+class Noise(NamedTuple):
+    """Process noise built up inside a chunk, in its frame: diagonal, or a symmetric 2×2 block for each pair of rows.
+
+    Attributes:
+        diagonal: [B,H,K,C,D] (or [...,1], shared by all rows).
+        across: the off-diagonal entry of each pair, [B,H,K,C,D/2], or None.
+    """
+
+    diagonal: Tensor
+    across: Tensor | None
+
+    def times(self, x: Tensor) -> Tensor:
+        """N x, [B,H,K,C,D]."""
+        product = self.diagonal * x
+        if self.across is None:
+            return product
+        swapped = torch.stack((self.across * x[..., 1::2], self.across * x[..., 0::2]), -1)
+        return product + swapped.flatten(-2)
+
+    def at_end(self, D: int) -> Tensor:
+        """N at the chunks' ends, as matrices [B,H,K,D,D]."""
+        matrix = torch.diag_embed(self.diagonal[..., -1, :].expand(*self.diagonal.shape[:3], D))
+        if self.across is None:
+            return matrix
+        upper = torch.stack((self.across[..., -1, :], torch.zeros_like(self.across[..., -1, :])), -1).flatten(-2)
+        above = torch.diag_embed(upper[..., :-1], offset=1)
+        return matrix + above + above.mT
+
+
+def accumulated_noise(frame: Frame, process_noise: Tensor, rows: Tensor) -> Noise:
+    """What process noise has built up by every token.
+
+    Args:
+        frame: the drift.
+        process_noise: [B,H,K,C].
+        rows: the diagonal of N, [D], or [1] where all rows are alike.
+    """
+    entering = process_noise[..., None]
+    if frame.cos is None or frame.sin is None:
+        log_decay = frame.log_decay if rows.shape[0] == 1 else frame.log_decay.expand(*process_noise.shape, len(rows))
+        return Noise(accumulate((entering * rows).expand_as(log_decay), log_decay), None)
+    real, imaginary = rows[0::2], rows[1::2] if len(rows) > 1 else rows
+    # R(−Θ) diag(real, imaginary) R(−Θ)ᵀ, entry by entry
+    cos, sin, pairs = frame.cos, frame.sin, frame.log_decay[..., 0::2]
+    first = accumulate(entering * (cos**2 * real + sin**2 * imaginary), pairs)
+    second = accumulate(entering * (sin**2 * real + cos**2 * imaginary), pairs)
+    across = accumulate(entering * cos * sin * (imaginary - real), pairs)
+    return Noise(torch.stack((first, second), -1).flatten(-2), across)
+
+
+class Chunks(NamedTuple):
+    """What the pass needs of every chunk, chunk by chunk along the axis K (2 or 3)."""
+
+    keys: Tensor  # K̃, [B,H,K,C,D]
+    own: Tensor  # G without P₀: noise built up, and r², [B,H,G,K,C,C]
+    exits: Tensor  # J without P₀, [B,H,K,C,D]
+    values: Tensor  # [B,H,G,K,C,M/G]
+    decay: Tensor  # f_C, [B,H,K,R]
+    noise: Tensor  # n_C, [B,H,K,D,D]
+    cos: Tensor | None  # of Θ_C, [B,H,K,D/2]
+    sin: Tensor | None
+
+    def at(self, i: int) -> Chunks:
+        """The chunk i, without the axis K."""
+        grouped = {"own", "values"}
+        return Chunks._make(
+            None if x is None else (x[:, :, :, i] if name in grouped else x[:, :, i])
+            for name, x in self._asdict().items()
+        )
+
+
+class Passed(NamedTuple):
+    """What one chunk hands on and leaves behind."""
+
+    mean: Tensor  # at its end, [B,H,G,D,M/G]
+    covariance: Tensor  # at its end, [B,H,G,D,D]
+    factor: Tensor  # L, [B,H,G,C,C]
+    error: Tensor  # E, whitened, [B,H,G,C,M/G]
+    failed: Tensor  # the order of the first minor that is not positive, or 0, [B,H,G]
+
+
+def pass_chunk(M: Tensor, P: Tensor, x: Chunks) -> Passed:
+    """One chunk of the filter, from the belief (M [B,H,G,D,M/G], P [B,H,G,D,D]) at its start."""
+    keys, f = x.keys[:, :, None], x.decay[:, :, None]
+    warped = keys @ P
+    observed = warped @ keys.mT + x.own
+    factor, failed = torch.linalg.cholesky_ex(observed)
+    right = torch.cat((warped * f[..., None, :] + x.exits[:, :, None], x.values - keys @ M), -1)
+    D = P.shape[-1]
+    exits, error = torch.linalg.solve_triangular(factor, right, upper=False).split((D, M.shape[-1]), -1)
+    M = f[..., :, None] * M + exits.mT @ error
+    P = f[..., :, None] * f[..., None, :] * P + x.noise[:, :, None] - exits.mT @ exits
+    if x.cos is not None and x.sin is not None:
+        cos, sin = x.cos[:, :, None, None], x.sin[:, :, None, None]
+        M = turn_rows(M.mT, cos, sin).mT
+        P = turn_rows(turn_rows(P, cos, sin).mT, cos, sin)
+    return Passed(M, (P + P.mT) / 2, factor, error, failed)
+
+
+class _Pass(torch.autograd.Function):
+    """The belief through all chunks. Forward keeps the beliefs at the boundaries; backward computes the inside anew."""
+
+    @staticmethod
+    def forward(ctx: Any, M: Tensor, P: Tensor, *chunks: Tensor | None) -> tuple[Tensor, ...]:
+        x = Chunks._make(chunks)
+        starts_M, starts_P, factors, errors, failures = [], [], [], [], []
+        for i in range(x.keys.shape[2]):
+            starts_M.append(M)
+            starts_P.append(P)
+            M, P, factor, error, failed = pass_chunk(M, P, x.at(i))
+            factors.append(factor)
+            errors.append(error)
+            failures.append(failed)
+        M0, P0 = torch.stack(starts_M, 3), torch.stack(starts_P, 3)
+        ctx.save_for_backward(M0, P0, *chunks)
+        failed = torch.stack(failures, 3)
+        ctx.mark_non_differentiable(failed)
+        return M, P, M0, P0, torch.stack(factors, 3), torch.stack(errors, 3), failed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dM, dP, dM0, dP0, dfactor, derror, _ = grads
+        M0, P0, *chunks = ctx.saved_tensors
+        x = Chunks._make(chunks)
+        pieces: list[list[Tensor]] = []
+        for i in reversed(range(x.keys.shape[2])):
+            with torch.enable_grad():
+                inputs = [t.detach().requires_grad_() for t in (M0[:, :, :, i], P0[:, :, :, i])]
+                inputs += [t.detach().requires_grad_() for t in x.at(i) if t is not None]
+                own = iter(inputs[2:])
+                again = pass_chunk(inputs[0], inputs[1], Chunks._make(None if t is None else next(own) for t in x))
+            upstream = (dM, dP, dfactor[:, :, :, i], derror[:, :, :, i])
+            dM, dP, *rest = torch.autograd.grad(again[:4], inputs, upstream)
+            dM, dP = dM + dM0[:, :, :, i], dP + dP0[:, :, :, i]
+            pieces.append(list(rest))
+        stacked = iter(zip(*reversed(pieces), strict=True))
+        found = []
+        for name, t in x._asdict().items():
+            found.append(None if t is None else torch.stack(next(stacked), 3 if name in ("own", "values") else 2))
+        return dM, dP, *found
+
+
+def filter_chunk(
+    drift: RowDrift,
+    rows: Tensor,
+    initial: Belief,
+    x: Inputs,
+    size: int,
+    *,
+    return_variance: bool,
+    return_evidence: bool,
+) -> Run:
+    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1]."""
+    assert x.process_noise is not None
+    assert initial.covariance is not None
+    length, D, G = x.q.shape[1], x.q.shape[-1], x.write_noise.shape[-1]
+
+    # 1. For all chunks at once
+    frame = Frame.of(*drift, size)
+    k, q = frame.enter(cut(x.k, size)), frame.enter(cut(x.q, size))
+    noise = accumulated_noise(frame, cut(x.process_noise, size), rows)
+    noisy_key = noise.times(k)
+    write_noise = cut(x.write_noise, size, fill=1.0).movedim(-1, 2)
+    built_up = frame.product(k, noisy_key)
+    own = (built_up + built_up.tril(-1).mT)[:, :, None] + torch.diag_embed(write_noise)
+    chunks = Chunks(
+        keys=frame.from_start(k),
+        own=own,
+        exits=frame.to_end(noisy_key),
+        values=cut(x.v, size).unflatten(-1, (G, -1)).movedim(-2, 2),
+        decay=frame.over_chunk(),
+        noise=noise.at_end(D),
+        cos=None if frame.cos is None else frame.cos[..., -1, :],
+        sin=None if frame.sin is None else frame.sin[..., -1, :],
+    )
+
+    # 2. Chunk after chunk
+    M = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
+    P = (initial.covariance + initial.covariance.mT) / 2
+    M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
+
+    # 3. For all chunks at once
+    queries, keys = frame.from_start(q)[:, :, None], chunks.keys[:, :, None]
+    reads = queries @ P0
+    across = (reads @ keys.mT + frame.product(q, noisy_key)[:, :, None]).tril()
+    weights = torch.linalg.solve_triangular(factor, across.mT, upper=False).mT.tril()
+    output = joined((queries @ M0 + weights @ error).movedim(2, -2).flatten(-2), length)
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    variance = evidence = None
+    if return_variance:
+        drifted = (noise.times(q) * q).sum(-1)[:, :, None]
+        variance = (reads * queries).sum(-1) + drifted - weights.square().sum(-1)
+        variance = joined(variance.movedim(2, -1), length).clamp_min(0)
+    if return_evidence:
+        columns = error.shape[-1]
+        density = columns * ((2 * math.pi) ** 0.5 * pivots).log() + 0.5 * error.square().sum(-1)
+        evidence = -joined(density.sum(2), length)
+    return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), _precision(pivots, failed, length), variance, evidence)
+
+
+def _precision(pivots: Tensor, failed: Tensor, length: int) -> Tensor:
+    """β = 1/L_ττ², [B,T,H,G], and −1 where the factorisation met a direction that is not positive."""
+    position = torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)
+    precision = torch.where(position == failed[..., None], -1.0, 1 / pivots.square())
+    return joined(precision.movedim(2, -1), length)

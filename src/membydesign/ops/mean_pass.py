@@ -1,0 +1,93 @@
+r"""The mean, chunk by chunk, once the gains are known: the delta rule in WY form, and its additive special case.
+
+Given write directions d_σ and strengths γ_σ (the Kalman gain is γ_σ d_σ), the errors of a chunk solve one unit
+lower-triangular system, because each error sees the writes before it:
+
+    E_τ + Σ_{σ<τ} (k_τᵀ φ_τσ d_σ) γ_σ E_σ = V_τ − k̃_τᵀ M₀          (k̃_τ = f_τ ⊙ k_τ)
+    M_C = f_C ⊙ M₀ + Σ_σ φ_Cσ ⊙ d_σ γ_σ E_σᵀ,      O_τ = q̃_τᵀ M₀ + Σ_{σ≤τ} (q_τᵀ φ_τσ d_σ) γ_σ E_σ
+
+Only the two products with M₀ and the exit are sequential over chunks. An additive write has no error to correct: E = V.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from membydesign.ops.frame import Frame, cut, joined
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Gains(NamedTuple):
+    """Where and how strongly each token writes.
+
+    Attributes:
+        direction: d, [B,T,H,D], or [B,T,H,G,D] where groups write in directions of their own.
+        strength: γ, [B,T,H,G].
+    """
+
+    direction: Tensor
+    strength: Tensor
+
+
+class MeanPass(NamedTuple):
+    """What the pass found: outputs [B,T,H,M], errors [B,T,H,M], and the mean at the end [B,H,D,M]."""
+
+    output: Tensor
+    error: Tensor
+    mean: Tensor
+
+
+def mean_pass(frame: Frame, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains) -> MeanPass:
+    """Run the mean over all chunks.
+
+    Args:
+        frame: the drift.
+        size: C.
+        mean: at the start, [B,H,D,M].
+        q: [B,T,H,D].
+        k: [B,T,H,D]; None for additive writes, which correct no error.
+        v: [B,T,H,M].
+        gains: direction and strength of every write.
+    """
+    length, G = q.shape[1], gains.strength.shape[-1]
+    grouped = gains.direction.ndim == 5
+    # Everything is laid out as [B,H,G,K,C,·]; what the groups share has G = 1.
+    strength = cut(gains.strength, size).movedim(-1, 2)
+    shared = frame.for_groups()
+    direction = cut(gains.direction, size)
+    direction = shared.enter(direction.movedim(-2, 2) if grouped else direction[:, :, None])
+    queries = shared.enter(cut(q, size)[:, :, None])
+    values = cut(v, size).unflatten(-1, (G, -1)).movedim(-2, 2)
+    reads = shared.product(queries, direction) * strength[..., None, :]
+    writes = shared.to_end(direction) * strength[..., None]
+    from_start = shared.over_chunk()[..., None]
+    keys = inverse = None
+    if k is not None:
+        keys = shared.enter(cut(k, size)[:, :, None])
+        system = (shared.product(keys, direction) * strength[..., None, :]).tril(-1)
+        identity = torch.eye(size, dtype=q.dtype, device=q.device)
+        inverse = torch.linalg.solve_triangular(
+            identity + system, identity.expand_as(system), upper=False, unitriangular=True
+        )
+        keys = shared.from_start(keys)
+
+    starts, errors = [], []
+    M = mean.unflatten(-1, (G, -1)).movedim(-2, 2)  # [B,H,G,D,M/G]
+    for i in range(values.shape[3]):
+        starts.append(M)
+        error = values[:, :, :, i]
+        if keys is not None and inverse is not None:
+            error = inverse[:, :, :, i] @ (error - keys[:, :, :, i] @ M)
+        errors.append(error)
+        M = shared.leave(from_start[:, :, :, i] * M + writes[:, :, :, i].mT @ error, i)
+    E, M0 = torch.stack(errors, 3), torch.stack(starts, 3)
+    output = shared.from_start(queries) @ M0 + reads @ E
+    return MeanPass(
+        output=joined(output.movedim(2, -2).flatten(-2), length),
+        error=joined(E.movedim(2, -2).flatten(-2), length),
+        mean=M.movedim(2, -2).flatten(-2),
+    )

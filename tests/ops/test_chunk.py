@@ -1,0 +1,139 @@
+"""The chunk form equals the loop over tokens: outputs, beliefs, variance, evidence and every gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import membydesign as mbd
+from problems import DESIGNS, random_belief, random_problem
+
+TOLERANCE = 1e-11
+
+
+def everything(problem, initial, leaves, **way):
+    """All that a filter returns, and the gradient of a fixed random combination of it for every input."""
+    out = problem.filter(initial=initial, return_variance=problem.design.has_variance, return_evidence=True, **way)
+    found = {
+        "output": out.output,
+        "mean": out.belief.mean,
+        "covariance": out.belief.covariance,
+        "variance": out.variance,
+        "write_log_evidence": out.write_log_evidence,
+        "log_evidence": out.log_evidence,
+    }
+    found = {name: x for name, x in found.items() if x is not None}
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in found.values()]
+    gradients = torch.autograd.grad(list(found.values()), list(leaves.values()), weights)
+    return {**found, **{f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}}
+
+
+def assert_chunk_is_loop(name: str, T: int, chunk_size: int | None, seed: int, D: int = 4) -> None:
+    design = DESIGNS[name]
+    problem = random_problem(design, T=T, D=D, seed=seed)
+    initial = random_belief(design, D=D, seed=seed + 1)
+    leaves = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.parameters, "mean": initial.mean}
+    if initial.covariance is not None:
+        leaves["covariance"] = initial.covariance
+    for x in leaves.values():
+        x.requires_grad_()
+    loop = everything(problem, initial, leaves, method="recurrent")
+    chunk = everything(problem, initial, leaves, method="chunk", chunk_size=chunk_size)
+    assert loop.keys() == chunk.keys()
+    for what, reference in loop.items():
+        distance = ((chunk[what] - reference).abs().max() / (1 + reference.abs().max())).item()
+        assert distance <= TOLERANCE, f"{what}: {distance:.1e}"
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize(("T", "chunk_size"), [(1, None), (7, 64), (20, 7), (70, None)])
+def test_chunk_equals_loop(name, T, chunk_size):
+    """One token, fewer than a chunk, a ragged last chunk, several sub-blocks."""
+    assert_chunk_is_loop(name, T, chunk_size, seed=T)
+
+
+@settings(max_examples=30)
+@given(
+    name=st.sampled_from(sorted(DESIGNS)),
+    T=st.integers(1, 90),
+    chunk_size=st.integers(1, 40),
+    pairs=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+)
+def test_any_length_and_chunk_size(name, T, chunk_size, pairs, seed):
+    assert_chunk_is_loop(name, T, chunk_size, seed, D=2 * pairs)
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNS if "identity" not in name])
+@pytest.mark.parametrize("decay", ["1e-4 at every step", "alternating 1 and 1e-3"])
+def test_strong_decays_in_float32(name, decay):
+    """No factor k/f is ever formed: strong decays lose no more than the loop does."""
+    design = DESIGNS[name]
+    problem = random_problem(design, T=128, D=8)
+    log_decay = torch.full_like(problem.parameters["log_decay"], 1e-4).log()
+    if decay.startswith("alternating"):
+        log_decay = torch.zeros_like(log_decay)
+        log_decay[:, 1::2] = torch.tensor(1e-3).log()
+    problem.parameters["log_decay"] = log_decay
+    exact = problem.filter(method="recurrent")
+    single = problem.map(lambda x: x.float())
+    for method in ("recurrent", "chunk"):
+        out = single.filter(method=method)
+        error = ((out.output.double() - exact.output).abs().max() / (1 + exact.output.abs().max())).item()
+        assert error < 3e-6, method
+
+
+def test_a_transition_of_another_form_goes_token_by_token():
+    class Swap(mbd.Transition):
+        """Exchanges the halves of memory: neither a decay of rows nor a rotation of neighbours."""
+
+        @property
+        def matrix(self):
+            return mbd.Equation("A = swap", r"\mathbf{A} = \mathrm{swap}")
+
+        def apply(self, x, log_decay, angle):
+            return x.roll(x.shape[-2] // 2, -2)
+
+    design = mbd.DesignModel(Swap(), mbd.ObserveMemory(), mbd.Dense())
+    problem = random_problem(design)
+    assert torch.equal(problem.filter(method="chunk").output, problem.filter(method="recurrent").output)
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1, 1.5, True])
+def test_bad_chunk_sizes_are_refused(chunk_size):
+    with pytest.raises(ValueError, match="chunk_size: expected a whole number of at least 1"):
+        random_problem(DESIGNS["dense-identity"]).filter(chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("method", ["recurrent", "chunk"])
+def test_a_lost_covariance_names_the_same_position(method):
+    """Near-duplicate keys, r² = 1e-9, float32: both methods report it, at a token of the first chunk."""
+    generator = torch.Generator().manual_seed(0)
+    k = torch.nn.functional.normalize(torch.randn(1, 1, 1, 16, generator=generator), dim=-1)
+    k = k + 1e-4 * torch.randn(1, 50, 1, 16, generator=generator)
+    design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense())
+    with pytest.raises(mbd.NotPositiveDefiniteError, match=r"at batch 0, position \d+, head 0, group 0"):
+        mbd.filter_sequence(design, k, k, k, process_noise=0.0, write_noise=1e-9, method=method)
+
+
+def test_training_keeps_only_the_boundaries():
+    """What autograd saves is boundary beliefs and a few numbers per token, far from a D×D matrix for every token."""
+    design = DESIGNS["dense-scalar"]
+    D, T = 64, 256
+    problem = random_problem(design, B=1, H=1, T=T, D=D, M=8, dtype=torch.float32)
+    for x in (problem.q, problem.k, problem.v):
+        x.requires_grad_()
+    saved = {}
+
+    def pack(x):
+        saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // 4
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        problem.filter(method="chunk", chunk_size=32)
+    boundaries = T // 32 * (D * D + D * 8)
+    assert sum(saved.values()) < 3 * boundaries + 20 * T * (D + 32)
+    assert sum(saved.values()) < T * D * D / 2
