@@ -1,13 +1,13 @@
 """What every design must pass. Inherit, set `design`, and dozens of checks come with it.
 
-Every way to filter a design is held to the same class: `method` and `chunk_size` say which.
+Every way to filter a design is held to the same class: `method`, `backend` and `chunk_size` say which.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -37,13 +37,17 @@ class DesignContract:
     design: ClassVar[DesignModel]
     method: ClassVar[str] = "recurrent"
     chunk_size: ClassVar[int | None] = None
+    backend: ClassVar[str] = "torch"
 
     def options(self) -> dict[str, bool]:
         return {"return_variance": self.design.has_variance, "return_evidence": True}
 
     def problem(self, **sizes) -> Problem:
         problem = random_problem(self.design, **sizes)
-        return replace(problem, options={"method": self.method, "chunk_size": self.chunk_size})
+        return replace(problem, options=self.way(chunk_size=self.chunk_size))
+
+    def way(self, **options) -> dict[str, Any]:
+        return {"method": self.method, "backend": self.backend, **options}
 
     def test_shapes_and_state_size(self):
         D, M = 6, 4
@@ -204,7 +208,7 @@ class DesignContract:
     @pytest.mark.slow
     def test_65536_tokens_in_float32(self):
         """A long run neither drifts from float64 nor loses its covariance."""
-        problem = replace(self.problem(B=1, H=1, T=65_536, D=8), options={"method": self.method})
+        problem = replace(self.problem(B=1, H=1, T=65_536, D=8), options=self.way())
         with torch.no_grad():
             precise = problem.filter(**self.options())
             single = problem.map(lambda x: x.float()).filter(**self.options())

@@ -1,4 +1,4 @@
-"""The chunk form equals the loop over tokens: outputs, beliefs, variance, evidence and every gradient."""
+"""Chunk form and native code equal the loop over tokens: outputs, beliefs, variance, evidence and every gradient."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import membydesign as mbd
 from problems import DESIGNS, random_belief, random_problem
 
 TOLERANCE = 1e-11
+WAYS = [
+    {"method": "recurrent"},
+    {"method": "chunk", "backend": "torch"},
+    {"method": "chunk", "backend": "cpu"},
+]
 
 
 def everything(problem, initial, leaves, **way):
@@ -31,7 +36,7 @@ def everything(problem, initial, leaves, **way):
     return {**found, **{f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}}
 
 
-def assert_chunk_is_loop(name: str, T: int, chunk_size: int | None, seed: int, D: int = 4) -> None:
+def assert_equals_loop(name: str, T: int, seed: int, D: int = 4, **way) -> None:
     design = DESIGNS[name]
     problem = random_problem(design, T=T, D=D, seed=seed)
     initial = random_belief(design, D=D, seed=seed + 1)
@@ -41,10 +46,10 @@ def assert_chunk_is_loop(name: str, T: int, chunk_size: int | None, seed: int, D
     for x in leaves.values():
         x.requires_grad_()
     loop = everything(problem, initial, leaves, method="recurrent")
-    chunk = everything(problem, initial, leaves, method="chunk", chunk_size=chunk_size)
-    assert loop.keys() == chunk.keys()
+    fast = everything(problem, initial, leaves, method="chunk", **way)
+    assert loop.keys() == fast.keys()
     for what, reference in loop.items():
-        distance = ((chunk[what] - reference).abs().max() / (1 + reference.abs().max())).item()
+        distance = ((fast[what] - reference).abs().max() / (1 + reference.abs().max())).item()
         assert distance <= TOLERANCE, f"{what}: {distance:.1e}"
 
 
@@ -52,7 +57,14 @@ def assert_chunk_is_loop(name: str, T: int, chunk_size: int | None, seed: int, D
 @pytest.mark.parametrize(("T", "chunk_size"), [(1, None), (7, 64), (20, 7), (70, None)])
 def test_chunk_equals_loop(name, T, chunk_size):
     """One token, fewer than a chunk, a ragged last chunk, several sub-blocks."""
-    assert_chunk_is_loop(name, T, chunk_size, seed=T)
+    assert_equals_loop(name, T, seed=T, backend="torch", chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNS if name.startswith("dense")])
+@pytest.mark.parametrize(("T", "D"), [(1, 4), (15, 16), (16, 6), (33, 4), (40, 32)])
+def test_native_equals_loop(name, T, D):
+    """Fewer and more tokens than between two saved beliefs; sizes that the compiler knows and others."""
+    assert_equals_loop(name, T, seed=T, D=D, backend="cpu")
 
 
 @settings(max_examples=30)
@@ -64,7 +76,8 @@ def test_chunk_equals_loop(name, T, chunk_size):
     seed=st.integers(0, 2**16),
 )
 def test_any_length_and_chunk_size(name, T, chunk_size, pairs, seed):
-    assert_chunk_is_loop(name, T, chunk_size, seed, D=2 * pairs)
+    assert_equals_loop(name, T, seed, D=2 * pairs, backend="torch", chunk_size=chunk_size)
+    assert_equals_loop(name, T, seed, D=2 * pairs, backend="cpu")
 
 
 @pytest.mark.parametrize("name", [name for name in DESIGNS if "identity" not in name])
@@ -80,10 +93,10 @@ def test_strong_decays_in_float32(name, decay):
     problem.parameters["log_decay"] = log_decay
     exact = problem.filter(method="recurrent")
     single = problem.map(lambda x: x.float())
-    for method in ("recurrent", "chunk"):
-        out = single.filter(method=method)
+    for way in WAYS:
+        out = single.filter(**way)
         error = ((out.output.double() - exact.output).abs().max() / (1 + exact.output.abs().max())).item()
-        assert error < 3e-6, method
+        assert error < 3e-6, way
 
 
 def test_a_transition_of_another_form_goes_token_by_token():
@@ -108,15 +121,22 @@ def test_bad_chunk_sizes_are_refused(chunk_size):
         random_problem(DESIGNS["dense-identity"]).filter(chunk_size=chunk_size)
 
 
-@pytest.mark.parametrize("method", ["recurrent", "chunk"])
-def test_a_lost_covariance_names_the_same_position(method):
-    """Near-duplicate keys, r² = 1e-9, float32: both methods report it, at a token of the first chunk."""
+def test_unknown_backends_are_refused():
+    with pytest.raises(ValueError, match='backend: expected "auto", "torch" or "cpu", got \'cuda\''):
+        random_problem(DESIGNS["dense-identity"]).filter(backend="cuda")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("train", [False, True])
+def test_a_lost_covariance_is_reported_by_every_way(way, train):
+    """Near-duplicate keys, r² = 1e-9, float32: no way of filtering returns numbers for it."""
     generator = torch.Generator().manual_seed(0)
     k = torch.nn.functional.normalize(torch.randn(1, 1, 1, 16, generator=generator), dim=-1)
     k = k + 1e-4 * torch.randn(1, 50, 1, 16, generator=generator)
+    k.requires_grad_(train)
     design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense())
     with pytest.raises(mbd.NotPositiveDefiniteError, match=r"at batch 0, position \d+, head 0, group 0"):
-        mbd.filter_sequence(design, k, k, k, process_noise=0.0, write_noise=1e-9, method=method)
+        mbd.filter_sequence(design, k, k, k, process_noise=0.0, write_noise=1e-9, **way)
 
 
 def test_training_keeps_only_the_boundaries():
@@ -133,7 +153,7 @@ def test_training_keeps_only_the_boundaries():
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        problem.filter(method="chunk", chunk_size=32)
+        problem.filter(method="chunk", backend="torch", chunk_size=32)
     boundaries = T // 32 * (D * D + D * 8)
     assert sum(saved.values()) < 3 * boundaries + 20 * T * (D + 32)
     assert sum(saved.values()) < T * D * D / 2

@@ -1,11 +1,17 @@
-"""The contract, for every rule with every transition that it can have, token by token and chunk by chunk."""
+"""The contract, for every rule with every transition that it can have, in every way that it can be filtered."""
+
+import torch
 
 from contract import DesignContract
+from membydesign.ops.kalman import cpu
 from problems import DESIGNS
+
+assert cpu.available(torch.float64), "these tests want a C compiler"
 
 WAYS = {
     "Recurrent": {"method": "recurrent"},
     "Chunk": {"method": "chunk", "chunk_size": 4},  # so that a few tokens are several chunks, the last one ragged
+    "Native": {"method": "chunk", "backend": "cpu"},
 }
 
 LONG_LOOPS = {
@@ -21,6 +27,8 @@ LONG_LOOPS = {
 
 for _name, _design in DESIGNS.items():
     for _way, _options in WAYS.items():
+        if _way == "Native" and not _name.startswith("dense"):
+            continue  # only the dense filter has native code; backend="cpu" runs the others through torch
         if _way == "Recurrent" and _name not in LONG_LOOPS:
             _options = {**_options, "test_65536_tokens_in_float32": None}
         _title = f"Test{_way}" + "".join(part.capitalize() for part in _name.replace("-", "_").split("_"))

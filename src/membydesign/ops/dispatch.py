@@ -8,7 +8,7 @@ from membydesign.design import Diagonal, PerColumnReset, Transition
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.kalman import chunk as kalman
-from membydesign.ops.kalman import diagonal
+from membydesign.ops.kalman import cpu, diagonal
 from membydesign.ops.recurrent import Run, filter_recurrent
 
 if TYPE_CHECKING:
@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from membydesign.ops.inputs import Inputs
 
 
+NATIVE_UP_TO = 128
+"""The largest D for which a CPU filters token by token in native code: beyond, P and M of a head leave its cache."""
+
+
 def run_filter(
     design: DesignModel,
     initial: Belief,
     inputs: Inputs,
     *,
     method: str,
+    backend: str,
     chunk_size: int | None,
     return_variance: bool,
     return_evidence: bool,
@@ -39,8 +44,18 @@ def run_filter(
         return additive.filter_chunk(drift, initial, inputs, size, **wanted)
     everywhere = type(design.transition).noise_rows is Transition.noise_rows
     rows = initial.mean.new_ones(1) if everywhere else design.transition.noise_rows(initial.mean)
-    rule = diagonal if isinstance(design.covariance, Diagonal) else kalman
-    return rule.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+    if isinstance(design.covariance, Diagonal):
+        return diagonal.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+    if _native(backend, inputs):
+        return cpu.filter_native(drift, rows, initial, inputs, **wanted)
+    return kalman.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+
+
+def _native(backend: str, inputs: Inputs) -> bool:
+    """Whether the dense filter runs in native code: if asked to, or by default where it is faster than products."""
+    if backend == "torch" or inputs.q.device.type != "cpu":
+        return False
+    return (backend == "cpu" or inputs.q.shape[-1] <= NATIVE_UP_TO) and cpu.available(inputs.q.dtype)
 
 
 def _chunk_size(design: DesignModel) -> int:

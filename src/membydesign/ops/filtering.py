@@ -15,6 +15,7 @@ from membydesign.ops.dispatch import run_filter
 from membydesign.ops.recurrent import RULES, Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -57,6 +58,7 @@ def filter_sequence(
     cu_seqlens: Tensor | None = None,
     method: Literal["chunk", "recurrent"] = "chunk",
     chunk_size: int | None = None,
+    backend: Literal["auto", "torch", "cpu"] = "auto",
     return_variance: bool = False,
     return_evidence: bool = False,
 ) -> Filtered:
@@ -103,6 +105,8 @@ def filter_sequence(
     """
     if method not in ("chunk", "recurrent"):
         raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
+    if backend not in ("auto", "torch", "cpu"):
+        raise ValueError(f'backend: expected "auto", "torch" or "cpu", got {backend!r}')
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
@@ -137,6 +141,7 @@ def filter_sequence(
                 row,
                 inputs.between(start, end),
                 method=method,
+                backend=backend,
                 chunk_size=chunk_size,
                 return_variance=return_variance,
                 return_evidence=return_evidence,
@@ -224,7 +229,7 @@ def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
     assert output is not None
     assert precision is not None
     belief = Belief._make(_joined(list(parts), dim=0) for parts in zip(*(run.belief for run in runs), strict=True))
-    log_evidence = _joined([None if (e := run.write_log_evidence) is None else e.sum(1) for run in runs], dim=0)
+    log_evidence = _joined([run.write_log_evidence.sum(1) for run in runs if run.write_log_evidence is not None], dim=0)
     output = output.to(dtype)
     checks.check_found(
         precision, inputs, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence
@@ -232,6 +237,6 @@ def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
     return Filtered(output, belief, variance, log_evidence, write_log_evidence)
 
 
-def _joined(parts: list[Tensor | None], dim: int) -> Tensor | None:
+def _joined(parts: Sequence[Tensor | None], dim: int) -> Tensor | None:
     present = [part for part in parts if part is not None]
     return torch.cat(present, dim) if present else None

@@ -131,25 +131,27 @@ def pass_chunk(M: Tensor, P: Tensor, x: Chunks) -> Passed:
     return Passed(M, (P + P.mT) / 2, factor, error, failed)
 
 
+def pass_all(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The belief through all chunks: at the end, at all starts, and what every chunk left behind."""
+    starts_M, starts_P, left = [], [], []
+    for i in range(x.keys.shape[2]):
+        starts_M.append(M)
+        starts_P.append(P)
+        M, P, *behind = pass_chunk(M, P, x.at(i))
+        left.append(behind)
+    factor, error, failed = (torch.stack(parts, 3) for parts in zip(*left, strict=True))
+    return M, P, torch.stack(starts_M, 3), torch.stack(starts_P, 3), factor, error, failed
+
+
 class _Pass(torch.autograd.Function):
-    """The belief through all chunks. Forward keeps the beliefs at the boundaries; backward computes the inside anew."""
+    """`pass_all`, of which only the beliefs at the boundaries are kept; backward computes the inside anew."""
 
     @staticmethod
     def forward(ctx: Any, M: Tensor, P: Tensor, *chunks: Tensor | None) -> tuple[Tensor, ...]:
-        x = Chunks._make(chunks)
-        starts_M, starts_P, factors, errors, failures = [], [], [], [], []
-        for i in range(x.keys.shape[2]):
-            starts_M.append(M)
-            starts_P.append(P)
-            M, P, factor, error, failed = pass_chunk(M, P, x.at(i))
-            factors.append(factor)
-            errors.append(error)
-            failures.append(failed)
-        M0, P0 = torch.stack(starts_M, 3), torch.stack(starts_P, 3)
-        ctx.save_for_backward(M0, P0, *chunks)
-        failed = torch.stack(failures, 3)
-        ctx.mark_non_differentiable(failed)
-        return M, P, M0, P0, torch.stack(factors, 3), torch.stack(errors, 3), failed
+        found = pass_all(M, P, Chunks._make(chunks))
+        ctx.save_for_backward(*found[2:4], *chunks)
+        ctx.mark_non_differentiable(found[-1])
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -211,7 +213,10 @@ def filter_chunk(
     # 2. Chunk after chunk
     M = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
     P = (initial.covariance + initial.covariance.mT) / 2
-    M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
+    if torch.compiler.is_compiling():  # whose own planner decides what to keep
+        M, P, M0, P0, factor, error, failed = pass_all(M, P, chunks)
+    else:
+        M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
 
     # 3. For all chunks at once
     queries, keys = frame.from_start(q)[:, :, None], chunks.keys[:, :, None]

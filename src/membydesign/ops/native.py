@@ -1,0 +1,108 @@
+"""Native code, compiled once: one C source, no headers of torch, a cache on disk that follows source, compiler and CPU.
+
+Where it cannot be had (no compiler, an odd platform) `library` returns None, says so in one line, and everything runs
+through torch. `MEMBYDESIGN_NATIVE=0` turns it off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fopenmp-simd",
+    "-fPIC",
+    "-shared",
+    "-std=gnu11",
+)
+REALS = {torch.float32: "float", torch.float64: "double"}
+
+
+@functools.cache
+def library(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The compiled library of a C source for one floating-point type, or None where it cannot be had."""
+    if os.environ.get("MEMBYDESIGN_NATIVE") == "0":
+        return None
+    compiler = _compiler()
+    if compiler is None:
+        return _without("no C compiler was found")
+    try:
+        return ctypes.CDLL(str(_compiled(source, REALS[dtype], compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        return _without(f"{source.name} could not be compiled: {getattr(error, 'stderr', None) or error}")
+
+
+def _without(reason: str) -> None:
+    warnings.warn(f"membydesign filters through torch (slower, the same numbers): {reason}", stacklevel=4)
+
+
+def _compiler() -> str | None:
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def _compiled(source: Path, real: str, compiler: str) -> Path:
+    """The shared library, from the cache or made now; safe when several processes start at once."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
+    key = "\n".join((source.read_text(), real, version, *FLAGS, _cpu()))
+    folder = _cache_folder()
+    target = folder / f"{source.stem}-{real}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"membydesign: compiling {source.name} ({real}), once for this machine", file=sys.stderr)
+        handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
+        os.close(handle)
+        try:
+            command = [compiler, *FLAGS, f"-DREAL={real}", str(source), "-o", partial]
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+            os.replace(partial, target)  # whole or not at all; a second process replaces it by the same
+        finally:
+            Path(partial).unlink(missing_ok=True)
+    return target
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "membydesign"
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def in_threads(work: Callable[[int, int], None], count: int) -> None:
+    """Call work(first, last) for parts of range(count), on as many threads as torch uses; C runs without the GIL."""
+    threads = min(torch.get_num_threads(), count)
+    if threads <= 1:
+        work(0, count)
+        return
+    bounds = [count * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, bounds[:-1], bounds[1:]))

@@ -1,0 +1,121 @@
+"""Native code: as torch operators, compiled once, safely, and never missed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import membydesign as mbd
+from membydesign.ops.kalman import cpu
+from problems import DESIGNS, random_problem
+
+PROGRAM = """
+import torch, membydesign as mbd
+design = mbd.DesignModel(mbd.ScalarDecay(), mbd.ObserveMemory(), mbd.Dense())
+torch.manual_seed(0)
+x = torch.randn(1, 40, 2, 8)
+out = mbd.filter_sequence(design, x, x, x, log_decay=-0.1, process_noise=0.1, write_noise=0.1)
+print(f"{out.output.sum().item():.4f}")
+"""
+
+
+def run(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def arguments(design_name: str, *, train: bool):
+    """What `kalman_forward` takes, for a small problem."""
+    problem = random_problem(DESIGNS[design_name], B=1, T=18, H=2, D=4, M=4)
+    rotates = "angle" in problem.parameters
+    log_decay = problem.parameters["log_decay"]
+    mean, covariance = torch.zeros(1, 2, 1, 4, 4), torch.eye(4).expand(1, 2, 1, 4, 4)
+    tensors = [
+        problem.q,
+        problem.k,
+        problem.v,
+        problem.parameters["process_noise"],
+        problem.parameters["write_noise"],
+        log_decay,
+        problem.parameters["angle"] if rotates else None,
+        torch.ones(4),
+        mean,
+        covariance,
+    ]
+    tensors = [None if x is None else x.double().contiguous() for x in tensors]
+    if train:
+        tensors = [x if x is None or i == 7 else x.clone().requires_grad_() for i, x in enumerate(tensors)]
+    return (*tensors, True, train)
+
+
+@pytest.mark.parametrize("name", ["dense-diagonal", "dense-rotation"])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck(name, train):
+    """Schema, fake tensors, autograd registration and tracing, as torch itself checks an operator."""
+    torch.library.opcheck(cpu.kalman_forward, arguments(name, train=train))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_torch_compile(backend):
+    """The public function compiles without a graph break and gives the same numbers and gradients."""
+    design = DESIGNS["dense-scalar"]
+    problem = random_problem(design, B=1, T=20, H=2, D=4, M=4)
+
+    def filtered(q, k, v, log_decay, process_noise, write_noise):
+        step = {"log_decay": log_decay, "process_noise": process_noise, "write_noise": write_noise}
+        return mbd.filter_sequence(design, q, k, v, **step, backend=backend, chunk_size=8).output
+
+    inputs = [problem.q, problem.k, problem.v, *(problem.parameters[n] for n in ("log_decay", "process_noise"))]
+    inputs = [x.requires_grad_() for x in (*inputs, problem.parameters["write_noise"])]
+    expected = filtered(*inputs)
+    compiled = torch.compile(filtered, backend="aot_eager", fullgraph=True)(*inputs)
+    torch.testing.assert_close(compiled, expected, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(
+        torch.autograd.grad(compiled.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_compiling_is_announced_once(tmp_path):
+    first, second = run(XDG_CACHE_HOME=str(tmp_path)), run(XDG_CACHE_HOME=str(tmp_path))
+    assert "compiling kalman.c (float), once for this machine" in first.stderr
+    assert "compiling" not in second.stderr
+    assert first.stdout == second.stdout
+    assert [path.suffix for path in (tmp_path / "membydesign").iterdir()] == [".so"]
+
+
+def test_several_processes_may_start_at_once(tmp_path):
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+        for _ in range(3)
+    ]
+    results = [process.communicate(timeout=120)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"CC": "", "PATH": ""}, "no C compiler was found"),
+        ({"CC": "false"}, "could not be compiled"),
+        ({"MEMBYDESIGN_NATIVE": "0"}, ""),
+    ],
+)
+def test_without_native_code_torch_does_it(tmp_path, environment, message):
+    """The same numbers to float32, and one line that says why."""
+    out = run(XDG_CACHE_HOME=str(tmp_path), **environment)
+    assert float(out.stdout) == pytest.approx(float(run().stdout), abs=2e-2)
+    assert message in out.stderr
+    assert out.stderr.count("filters through torch") == (1 if message else 0)
