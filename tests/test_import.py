@@ -27,12 +27,14 @@ BLOCKED = """
     }
     assert {"matplotlib", "rich", "typer", "hypothesis", "numpy"} <= blocked, blocked
 
-    class Refuse:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in blocked:
-                raise ModuleNotFoundError(f"No module named {name!r} (blocked)", name=name)
+    def without(find_spec):
+        return lambda name, *rest: None if name.partition(".")[0] in blocked else find_spec(name, *rest)
 
-    sys.meta_path.insert(0, Refuse())
+    class Finder:
+        def __init__(self, finder):
+            self.find_spec = without(finder.find_spec)
+
+    sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
 """
 
 

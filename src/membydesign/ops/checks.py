@@ -110,11 +110,12 @@ def check_values(design: DesignModel, inputs: Inputs) -> None:
     for name, x in inputs._asdict().items():
         if x is None:
             continue
-        _check_finite(name, x)
-        bad = {"> 0": x <= 0, ">= 0": x < 0, "<= 0": x > 0}.get(bounds.get(name, ""))
-        if bad is not None and bool(bad.any()):
-            index = bad.nonzero()[0].tolist()
-            what = f"variances {bounds[name]}"
+        smallest, largest = _range(name, x)
+        bound = bounds.get(name)
+        bad = {"> 0": smallest <= 0, ">= 0": smallest < 0, "<= 0": largest > 0}.get(bound or "", False)
+        if bad:
+            index = {"> 0": x <= 0, ">= 0": x < 0, "<= 0": x > 0}[str(bound)].nonzero()[0].tolist()
+            what = f"variances {bound}"
             if name == "log_decay":
                 what = "log-decays <= 0, for decays of at most one (a decay in (0, 1] is passed as its .log())"
             _refuse(name, what, f"{x[tuple(index)].item():.6g} at {_where(index)}")
@@ -125,14 +126,14 @@ def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
     P = belief.covariance
     if _values_are_hidden(belief.mean):
         return
-    _check_finite(f"{name}.mean", belief.mean)
+    _range(f"{name}.mean", belief.mean)
     if P is None:
         return
     where = f"{name}.covariance"
-    _check_finite(where, P)
+    smallest, _ = _range(where, P)
     if P.ndim == belief.mean.ndim:
-        if bool((P < 0).any()):
-            _refuse(where, "variances of at least 0", f"{P.min().item():.3g}")
+        if smallest < 0:
+            _refuse(where, "variances of at least 0", f"{smallest:.3g}")
         return
     if not definite:
         return
@@ -181,7 +182,7 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
             "Filter in float64, raise write_noise, or give process_noise > 0."
         )
     for name, x in results.items():
-        if x is not None and not bool(torch.isfinite(x).all()):
+        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(x.detach())):
             index = (~torch.isfinite(x)).nonzero()[0].tolist()
             hint = "scale the inputs down or use a wider type"
             raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
@@ -252,12 +253,14 @@ def _check_parameter(
     return tensor[..., None] if one_gain_for_all_columns else tensor
 
 
-def _check_finite(name: str, x: Tensor) -> None:
-    finite = torch.isfinite(x)
-    if not bool(finite.all()):
-        index = (~finite).nonzero()[0].tolist()
+def _range(name: str, x: Tensor) -> tuple[float, float]:
+    """The smallest and the largest value, in one pass; refuses NaNs and infinities."""
+    smallest, largest = (value.item() for value in torch.aminmax(x.detach()))
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        index = (~torch.isfinite(x)).nonzero()[0].tolist()
         where = f"index {index}" if "." in name else _where(index)
         _refuse(name, "finite values", f"{x[tuple(index)].item()} at {where}")
+    return smallest, largest
 
 
 def _check_device(name: str, x: Tensor, device: torch.device) -> None:

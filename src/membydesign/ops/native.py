@@ -1,5 +1,8 @@
 """Native code, compiled once: one C source, no headers of torch, a cache on disk that follows source, compiler and CPU.
 
+Threads are OpenMP's, and where torch brings the same runtime they are torch's own: a pool of our own would compete with
+torch's workers, which spin for a while after each product.
+
 Where it cannot be had (no compiler, an odd platform) `library` returns None, says so in one line, and everything runs
 through torch. `MEMBYDESIGN_NATIVE=0` turns it off.
 """
@@ -16,21 +19,16 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FLAGS = (
     "-O3",
     "-march=native",
     "-ffp-contract=fast",
     "-fno-math-errno",
-    "-fopenmp-simd",
+    "-fopenmp",
     "-fPIC",
     "-shared",
     "-std=gnu11",
@@ -95,14 +93,3 @@ def _cpu() -> str:
     except OSError:
         pass
     return f"{platform.machine()} {platform.processor()}"
-
-
-def in_threads(work: Callable[[int, int], None], count: int) -> None:
-    """Call work(first, last) for parts of range(count), on as many threads as torch uses; C runs without the GIL."""
-    threads = min(torch.get_num_threads(), count)
-    if threads <= 1:
-        work(0, count)
-        return
-    bounds = [count * i // threads for i in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, bounds[:-1], bounds[1:]))

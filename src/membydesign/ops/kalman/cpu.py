@@ -1,6 +1,6 @@
 """The dense filter in native code on a CPU: `kalman.c`, as torch custom operators with a backward.
 
-Forward saves the belief before every `INTERVAL` tokens; backward runs each stretch anew and then walks it back.
+Forward saves the belief once every few tokens; backward runs each stretch anew and then walks it back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,30 @@ from membydesign.ops import native
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
 
 SOURCE = Path(__file__).with_name("kalman.c")
-INTERVAL = 16
-"""Tokens between two saved beliefs: backward holds so many predicted beliefs of one head at a time."""
 
 
-@torch.compiler.assume_constant_result
+def _interval(D: int) -> int:
+    """Tokens between two saved beliefs: more of them save memory, fewer keep what backward holds of a head in cache."""
+    return 16 if D <= 32 else 32 if D <= 64 else 64
+
+
+_READY: dict[torch.dtype, bool] = {}
+
+
 def available(dtype: torch.dtype) -> bool:
-    """Whether the native filter can be had for this type."""
-    return dtype in native.REALS and native.library(SOURCE, dtype) is not None
+    """Whether the native filter can be had for this type.
+
+    Nothing can be compiled or loaded while torch.compile traces: there it is available if it was used before.
+    """
+    if not torch.compiler.is_compiling():
+        _READY[dtype] = dtype in native.REALS and native.library(SOURCE, dtype) is not None
+    return _READY.get(dtype, False)
 
 
 def _fields(numbers: str, pointers: str) -> list[tuple[str, Any]]:
@@ -36,7 +48,7 @@ def _fields(numbers: str, pointers: str) -> list[tuple[str, Any]]:
 
 
 class _Inputs(ctypes.Structure):
-    _fields_ = _fields("T H G D M rotates interval", "q k v l2 r2 a s rows")
+    _fields_ = _fields("T H G D M R rotates interval", "q k v l2 r2 a s rows")
 
 
 class _Outputs(ctypes.Structure):
@@ -76,12 +88,19 @@ def _inputs(
     a, s = (radius, None) if angle is None else (radius * angle.cos(), radius * angle.sin())
     keep = {"q": q, "k": k, "v": v, "l2": l2, "r2": r2, "a": a, "s": s, "rows": rows}
     keep = {name: None if x is None else x.contiguous() for name, x in keep.items()}
-    numbers = {"T": T, "H": H, "G": G, "D": D, "M": v.shape[-1] // G, "rotates": int(angle is not None)}
-    return _filled(_Inputs, keep, **numbers, interval=INTERVAL), list(keep.values())
+    numbers = {
+        "T": T,
+        "H": H,
+        "G": G,
+        "D": D,
+        "M": v.shape[-1] // G,
+        "R": log_decay.shape[-1],
+        "rotates": int(angle is not None),
+    }
+    return _filled(_Inputs, keep, **numbers, interval=_interval(D)), list(keep.values())
 
 
-@torch.library.custom_op("membydesign::kalman_forward", mutates_args=())
-def kalman_forward(
+def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -97,11 +116,12 @@ def kalman_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, mean, covariance, precision, error, variance (empty unless asked for), and the saved beliefs.
 
-    Rows of a rotation are de-interleaved; log_decay is [B,T,H,D], or [B,T,H,D/2] with an angle; mean is [B,H,G,D,M/G].
+    Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle; mean is
+    [B,H,G,D,M/G].
     """
     B, T, H, D = q.shape
     G, m = mean.shape[2], mean.shape[-1]
-    K = -(-T // INTERVAL) if save else 0
+    K = -(-T // _interval(D)) if save else 0
     mean, covariance = mean.contiguous().clone(), covariance.contiguous().clone()
     output, error = q.new_empty(B, T, H, G * m), q.new_empty(B, T, H, G * m)
     precision = q.new_empty(B, T, H, G)
@@ -124,12 +144,15 @@ def kalman_forward(
     return output, mean, covariance, precision, error, variance, saved_M, saved_P
 
 
+kalman_forward = torch.library.custom_op("membydesign::kalman_forward", forward, mutates_args=())
+
+
 @kalman_forward.register_fake
 def _(q, k, v, process_noise, write_noise, log_decay, angle, rows, mean, covariance, with_variance, save):
     del k, v, process_noise, log_decay, angle, rows
     B, T, H, D = q.shape
     G, m = mean.shape[2], mean.shape[-1]
-    K = (T + INTERVAL - 1) // INTERVAL if save else 0
+    K = -(-T // _interval(D)) if save else 0
     variance = q.new_empty(B, T, H, G) if with_variance else q.new_empty(0)
     values = q.new_empty(B, T, H, G * m)
     return (
@@ -144,8 +167,7 @@ def _(q, k, v, process_noise, write_noise, log_decay, angle, rows, mean, covaria
     )
 
 
-@torch.library.custom_op("membydesign::kalman_backward", mutates_args=())
-def kalman_backward(
+def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -193,6 +215,9 @@ def kalman_backward(
     return dq, dk, dv, dl2, dr2, dlog_decay, dangle, dM, dP
 
 
+kalman_backward = torch.library.custom_op("membydesign::kalman_backward", backward, mutates_args=())
+
+
 @kalman_backward.register_fake
 def _(q, k, v, process_noise, write_noise, log_decay, angle, rows, saved_M, saved_P, *grads):
     del rows, saved_M, saved_P
@@ -206,7 +231,7 @@ def _call(name: str, dtype: torch.dtype, x: ctypes.Structure, y: ctypes.Structur
     assert compiled is not None
     function = getattr(compiled, name)
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
-    native.in_threads(lambda first, last: function(ctypes.byref(x), ctypes.byref(y), first, last), heads)
+    function(ctypes.byref(x), ctypes.byref(y), heads, min(heads, torch.get_num_threads()))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -216,23 +241,34 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(q, k, v, process_noise, write_noise, log_decay, angle, rows, *output[-2:])
 
 
-def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(operator: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """The gradients of `forward`'s arguments, by `backward` or by the operator made of it."""
     d_output, d_mean, d_covariance, d_precision, d_error, d_variance, *_ = grads
-    found = kalman_backward(
-        *ctx.saved_tensors,
-        d_output,
-        d_mean,
-        d_covariance,
-        d_precision,
-        d_error,
-        d_variance if ctx.with_variance else None,
-    )
-    dq, dk, dv, dl2, dr2, dlog_decay, dangle, dmean, dcovariance = found
+    given = (d_output, d_mean, d_covariance, d_precision, d_error, d_variance if ctx.with_variance else None)
+    dq, dk, dv, dl2, dr2, dlog_decay, dangle, dmean, dcovariance = operator(*ctx.saved_tensors, *given)
     has_angle = ctx.saved_tensors[6] is not None
     return dq, dk, dv, dl2, dr2, dlog_decay, dangle if has_angle else None, None, dmean, dcovariance, None, None
 
 
-kalman_forward.register_autograd(_backward, setup_context=_setup_context)
+kalman_forward.register_autograd(
+    lambda ctx, *grads: _gradients(kalman_backward, ctx, grads), setup_context=_setup_context
+)
+
+
+class _Eager(torch.autograd.Function):
+    """The same operator without the dispatcher, whose first call would import torch's compiler for a few seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        found = forward(*inputs)
+        if inputs[-1]:
+            _setup_context(ctx, inputs, found)
+        ctx.mark_non_differentiable(*found[-2:])
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return _gradients(backward, ctx, grads)
 
 
 def _apart(x: Tensor, dim: int) -> Tensor:
@@ -256,14 +292,13 @@ def filter_native(
     covariance = (initial.covariance + initial.covariance.mT) / 2
     rows = rows.expand(D)
     q, k, log_decay = x.q, x.k, drift.log_decay
-    if drift.angle is None:
-        log_decay = log_decay.expand(*q.shape)
-    else:
+    if drift.angle is not None:
         q, k, rows, mean = _apart(q, -1), _apart(k, -1), _apart(rows, -1), _apart(mean, -2)
         covariance, log_decay = _apart(_apart(covariance, -1), -2), log_decay[..., 0::2]
     leaves = (q, k, x.v, x.process_noise, x.write_noise, log_decay, drift.angle, mean, covariance)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in leaves)
-    output, mean, covariance, precision, error, variance, *_ = kalman_forward(
+    operator = kalman_forward if torch.compiler.is_compiling() else _Eager.apply
+    output, mean, covariance, precision, error, variance, *_ = operator(
         q, k, x.v, x.process_noise, x.write_noise, log_decay, drift.angle, rows, mean, covariance, return_variance, save
     )
     if drift.angle is not None:

@@ -1,6 +1,6 @@
 /* The exact filter of the Bayesian Layer, token by token, with the belief of one head resident in cache.
  *
- * One call runs heads [first, last) of B*H, with all their noise groups, over T tokens. The letters are those of naive.py:
+ * Heads (B*H of them) run in parallel, each with all its noise groups over T tokens. The letters are those of naive.py:
  *
  *     M = A M,  P = A P A' + l2 N,   u = P k,   b = 1/(r2 + k'u),   e = v - M'k,   M += b u e',   P -= b u u',   o = M'q
  *
@@ -21,11 +21,12 @@
 
 typedef struct {
   int64_t T, H, G, D, M;          /* M: value columns of one group */
+  int64_t R;                      /* decays of a token: 1 for all rows, D, or D/2 for pairs */
   int64_t rotates;                /* whether drift turns pairs of rows */
   int64_t interval;               /* tokens between two saved beliefs */
   const REAL *q, *k, *v;          /* [B,T,H,D], [B,T,H,D], [B,T,H,G,M] */
   const REAL *l2, *r2;            /* [B,T,H], [B,T,H,G] */
-  const REAL *a, *s;              /* decays [B,T,H,D] and NULL; or rho cos and rho sin, [B,T,H,D/2] each */
+  const REAL *a, *s;              /* decays [B,T,H,R] and NULL; or rho cos and rho sin, [B,T,H,R] each */
   const REAL *rows;               /* diagonal of N, [D] */
 } Inputs;
 
@@ -81,92 +82,218 @@ static void rotate(REAL *M, REAL *P, const REAL *c, const REAL *s, REAL sign, in
   EACH(i, D) turn_columns(P + i * D, c, s, sign, half);
 }
 
-/* Drift, then look along k: M and P become the predicted belief, u = P k, and p = M'k is what memory predicts. */
-INLINE void predict(REAL *restrict M, REAL *restrict P, REAL *restrict u, REAL *restrict p, const REAL *restrict k,
-                    const REAL *restrict a, const REAL *restrict s, const REAL *restrict rows, REAL l2, int rotates,
-                    int64_t D, int64_t m) {
-  memset(u, 0, D * sizeof(REAL));
-  memset(p, 0, m * sizeof(REAL));
-  if (rotates) rotate(M, P, a, s, 1, D, m);
-  EACH(i, D) {
-    REAL *restrict Pi = P + i * D, *restrict Mi = M + i * m;
-    REAL ki = k[i];
-    if (rotates) {
-      Pi[i] += l2 * rows[i];
-      add(u, ki, Pi, D);
-      add(p, ki, Mi, m);
-    } else {
-      REAL ai = a[i];
-      SIMD EACH(j, D) Pi[j] *= ai * a[j];
-      Pi[i] += l2 * rows[i];
-      add(u, ki, Pi, D);
-      SIMD EACH(j, m) {
-        REAL x = ai * Mi[j];
-        Mi[j] = x;
-        p[j] += ki * x;
-      }
+/* A write that has been decided but not yet carried out: P -= c u', M += c e'. It is carried out when the next token
+ * passes over P and M anyway, so that each is read and written once per token. */
+typedef struct {
+  REAL *c, *u, *e;
+} Pending;
+
+#define ROW4(x, stride) x, x + stride, x + 2 * stride, x + 3 * stride
+
+/* to = A (from - c u') A' without rotation, a row of entries each; look += k' to. Four rows share the traffic of look. */
+INLINE void sweep_P(REAL *to, const REAL *from, const REAL *restrict c, const REAL *restrict u, const REAL *restrict a,
+                    const REAL *restrict k, REAL *restrict look, int64_t D) {
+  int64_t i = 0;
+  for (; i + 4 <= D; i += 4) {
+    const REAL *x[4] = {ROW4(from + i * D, D)};
+    REAL *y[4] = {ROW4(to + i * D, D)};
+    const REAL c0 = c[i], c1 = c[i + 1], c2 = c[i + 2], c3 = c[i + 3];
+    const REAL a0 = a[i], a1 = a[i + 1], a2 = a[i + 2], a3 = a[i + 3];
+    const REAL k0 = k[i], k1 = k[i + 1], k2 = k[i + 2], k3 = k[i + 3];
+    SIMD EACH(j, D) {
+      REAL w = a[j], v = u[j];
+      REAL z0 = (x[0][j] - c0 * v) * (a0 * w), z1 = (x[1][j] - c1 * v) * (a1 * w);
+      REAL z2 = (x[2][j] - c2 * v) * (a2 * w), z3 = (x[3][j] - c3 * v) * (a3 * w);
+      y[0][j] = z0, y[1][j] = z1, y[2][j] = z2, y[3][j] = z3;
+      look[j] += (k0 * z0 + k1 * z1) + (k2 * z2 + k3 * z3);
+    }
+  }
+  for (; i < D; i++) {
+    const REAL *x = from + i * D;
+    REAL *y = to + i * D;
+    SIMD EACH(j, D) {
+      REAL z = (x[j] - c[i] * u[j]) * (a[i] * a[j]);
+      y[j] = z;
+      look[j] += k[i] * z;
     }
   }
 }
 
-/* One token. M, P: belief before and after. Keeps the predicted belief in predicted_M, predicted_P where asked. */
-INLINE void step(const Inputs *x, int64_t at, int64_t g, REAL *M, REAL *P, REAL *u, REAL *e, REAL *b, REAL *predicted_M,
-                 REAL *predicted_P, int64_t D, int64_t m) {
-  int64_t R = x->rotates ? D / 2 : D;
-  const REAL *k = x->k + at * D, *v = x->v + (at * x->G + g) * m;
-  predict(M, P, u, e, k, x->a + at * R, x->rotates ? x->s + at * R : NULL, x->rows, x->l2[at], (int)x->rotates, D, m);
-  if (predicted_M) memcpy(predicted_M, M, D * m * sizeof(REAL));
-  if (predicted_P) memcpy(predicted_P, P, D * D * sizeof(REAL));
-  *b = 1 / (x->r2[at * x->G + g] + dot(k, u, D));
-  SIMD EACH(j, m) e[j] = v[j] - e[j];
-  EACH(i, D) {
-    REAL c = *b * u[i];
-    add(P + i * D, -c, u, D);
-    add(M + i * m, c, e, m);
+/* The same for damped rotations: two rows of a pair, and in each of them the two halves of columns. */
+INLINE void turn_P(REAL *to, const REAL *from, const REAL *restrict c, const REAL *restrict u, const REAL *restrict cos,
+                   const REAL *restrict sin, const REAL *restrict k, REAL *restrict look, int64_t D) {
+  int64_t half = D / 2;
+  const REAL *restrict v = u + half;
+  REAL *restrict look_v = look + half;
+  EACH(i, half) {
+    const REAL *x = from + i * D, *y = from + (i + half) * D;
+    REAL *p = to + i * D, *q = to + (i + half) * D;
+    const REAL c0 = c[i], c1 = c[i + half], k0 = k[i], k1 = k[i + half], r = cos[i], s = sin[i];
+    SIMD EACH(j, half) {
+      REAL x0 = x[j] - c0 * u[j], x1 = x[j + half] - c0 * v[j];
+      REAL y0 = y[j] - c1 * u[j], y1 = y[j + half] - c1 * v[j];
+      REAL p0 = r * x0 - s * y0, p1 = r * x1 - s * y1, q0 = s * x0 + r * y0, q1 = s * x1 + r * y1;
+      x0 = cos[j] * p0 - sin[j] * p1, x1 = sin[j] * p0 + cos[j] * p1;
+      y0 = cos[j] * q0 - sin[j] * q1, y1 = sin[j] * q0 + cos[j] * q1;
+      p[j] = x0, p[j + half] = x1, q[j] = y0, q[j + half] = y1;
+      look[j] += k0 * x0 + k1 * y0;
+      look_v[j] += k0 * x1 + k1 * y1;
+    }
   }
 }
 
-INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_t D, int64_t m, REAL *u) {
+/* M (after the pending write) is read along q; then to = A M, and p = to' k. */
+INLINE void sweep_M(REAL *to, const REAL *from, const REAL *restrict c, const REAL *restrict e, const REAL *restrict q,
+                    REAL *restrict o, const REAL *restrict a, const REAL *restrict k, REAL *restrict p, int64_t D,
+                    int64_t m) {
+  int64_t i = 0;
+  for (; i + 4 <= D; i += 4) {
+    const REAL *x[4] = {ROW4(from + i * m, m)};
+    REAL *y[4] = {ROW4(to + i * m, m)};
+    const REAL c0 = c[i], c1 = c[i + 1], c2 = c[i + 2], c3 = c[i + 3];
+    const REAL q0 = q[i], q1 = q[i + 1], q2 = q[i + 2], q3 = q[i + 3];
+    const REAL a0 = a[i], a1 = a[i + 1], a2 = a[i + 2], a3 = a[i + 3];
+    const REAL k0 = k[i], k1 = k[i + 1], k2 = k[i + 2], k3 = k[i + 3];
+    SIMD EACH(j, m) {
+      REAL v = e[j];
+      REAL z0 = x[0][j] + c0 * v, z1 = x[1][j] + c1 * v, z2 = x[2][j] + c2 * v, z3 = x[3][j] + c3 * v;
+      o[j] += (q0 * z0 + q1 * z1) + (q2 * z2 + q3 * z3);
+      z0 *= a0, z1 *= a1, z2 *= a2, z3 *= a3;
+      y[0][j] = z0, y[1][j] = z1, y[2][j] = z2, y[3][j] = z3;
+      p[j] += (k0 * z0 + k1 * z1) + (k2 * z2 + k3 * z3);
+    }
+  }
+  for (; i < D; i++) {
+    const REAL *x = from + i * m;
+    REAL *y = to + i * m;
+    SIMD EACH(j, m) {
+      REAL z = x[j] + c[i] * e[j];
+      o[j] += q[i] * z;
+      z *= a[i];
+      y[j] = z;
+      p[j] += k[i] * z;
+    }
+  }
+}
+
+INLINE void turn_M(REAL *to, const REAL *from, const REAL *restrict c, const REAL *restrict e, const REAL *restrict q,
+                   REAL *restrict o, const REAL *restrict cos, const REAL *restrict sin, const REAL *restrict k,
+                   REAL *restrict p, int64_t D, int64_t m) {
+  int64_t half = D / 2;
+  EACH(i, half) {
+    const REAL *x = from + i * m, *y = from + (i + half) * m;
+    REAL *f = to + i * m, *g = to + (i + half) * m;
+    const REAL c0 = c[i], c1 = c[i + half], q0 = q[i], q1 = q[i + half], k0 = k[i], k1 = k[i + half];
+    const REAL r = cos[i], s = sin[i];
+    SIMD EACH(j, m) {
+      REAL z0 = x[j] + c0 * e[j], z1 = y[j] + c1 * e[j];
+      o[j] += q0 * z0 + q1 * z1;
+      REAL t0 = r * z0 - s * z1, t1 = s * z0 + r * z1;
+      f[j] = t0, g[j] = t1;
+      p[j] += k0 * t0 + k1 * t1;
+    }
+  }
+}
+
+/* The decays of a token, one for each row; `spread` has room for them. */
+INLINE const REAL *decays(const Inputs *x, int64_t at, REAL *spread, int64_t D) {
+  if (x->R != 1) return x->a + at * x->R;
+  REAL a = x->a[at];
+  SIMD EACH(i, D) spread[i] = a;
+  return spread;
+}
+
+/* One token: carry out the pending write, read it along `last_q` into `o`, drift, and decide the next write.
+ * from_M, from_P → to_M, to_P is the belief predicted for this token; u, e, b are what its write will do. */
+INLINE void token(const Inputs *x, int64_t at, int64_t g, const REAL *from_M, const REAL *from_P, REAL *to_M, REAL *to_P,
+                  const Pending *before, const REAL *last_q, REAL *o, REAL *u, REAL *e, REAL *b, REAL *spread, int64_t D,
+                  int64_t m) {
+  const REAL *k = x->k + at * D, *v = x->v + (at * x->G + g) * m, *a = decays(x, at, spread, D);
+  memset(u, 0, D * sizeof(REAL));
+  memset(e, 0, m * sizeof(REAL));
+  memset(o, 0, m * sizeof(REAL));
+  if (x->rotates) {
+    const REAL *s = x->s + at * x->R;
+    turn_P(to_P, from_P, before->c, before->u, a, s, k, u, D);
+    turn_M(to_M, from_M, before->c, before->e, last_q, o, a, s, k, e, D, m);
+  } else {
+    sweep_P(to_P, from_P, before->c, before->u, a, k, u, D);
+    sweep_M(to_M, from_M, before->c, before->e, last_q, o, a, k, e, D, m);
+  }
+  REAL l2 = x->l2[at];
+  EACH(i, D) {
+    to_P[i * D + i] += l2 * x->rows[i];
+    u[i] += l2 * x->rows[i] * k[i];
+  }
+  *b = 1 / (x->r2[at * x->G + g] + dot(k, u, D));
+  SIMD EACH(j, m) e[j] = v[j] - e[j];
+}
+
+/* Carry out a pending write with nothing to drift. */
+INLINE void settle(REAL *M, REAL *P, const Pending *write, int64_t D, int64_t m) {
+  EACH(i, D) {
+    add(P + i * D, -write->c[i], write->u, D);
+    add(M + i * m, write->c[i], write->e, m);
+    write->c[i] = 0;
+  }
+}
+
+/* c = b u */
+INLINE void decide(Pending *write, REAL b, const REAL *u, const REAL *e, int64_t D, int64_t m) {
+  SIMD EACH(i, D) write->c[i] = b * u[i];
+  memcpy(write->u, u, D * sizeof(REAL));
+  memcpy(write->e, e, m * sizeof(REAL));
+}
+
+INLINE void read_M(REAL *restrict o, const REAL *restrict q, const REAL *restrict M, int64_t D, int64_t m) {
+  memset(o, 0, m * sizeof(REAL));
+  EACH(i, D) add(o, q[i], M + i * m, m);
+}
+
+INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_t D, int64_t m, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, K = (T + x->interval - 1) / x->interval;
+  REAL *u = work, *spread = u + D, *nowhere = spread + D;
+  Pending write = {nowhere + m, nowhere + m + D, nowhere + m + 2 * D};
   EACH(g, G) {
     int64_t n = head * G + g;
-    REAL *M = y->M + n * D * m, *P = y->P + n * D * D;
+    REAL *M = y->M + n * D * m, *P = y->P + n * D * D, *o = nowhere;
+    const REAL *q = x->q + ((head / H) * T * H + head % H) * D;
+    memset(write.c, 0, (2 * D + m) * sizeof(REAL));
     EACH(t, T) {
       int64_t at = ((head / H) * T + t) * H + head % H, out = at * G + g;
       if (y->saved_M && t % x->interval == 0) {
         int64_t slot = n * K + t / x->interval;
+        if (t) read_M(o, q, (settle(M, P, &write, D, m), M), D, m);
         memcpy(y->saved_M + slot * D * m, M, D * m * sizeof(REAL));
         memcpy(y->saved_P + slot * D * D, P, D * D * sizeof(REAL));
+        o = nowhere;
       }
-      step(x, at, g, M, P, u, y->e + out * m, y->b + out, NULL, NULL, D, m);
-      const REAL *q = x->q + at * D;
-      REAL *o = y->o + out * m;
-      memset(o, 0, m * sizeof(REAL));
-      EACH(i, D) add(o, q[i], M + i * m, m);
-      if (y->variance) {
-        REAL total = 0;
+      token(x, at, g, M, P, M, P, &write, q, o, u, y->e + out * m, y->b + out, spread, D, m);
+      decide(&write, y->b[out], u, y->e + out * m, D, m);
+      q = x->q + at * D;
+      o = y->o + out * m;
+      if (y->variance) { /* q'P q after the write, P being still the predicted one */
+        REAL total = 0, along = dot(u, q, D);
         EACH(i, D) total += q[i] * dot(P + i * D, q, D);
-        y->variance[out] = total;
+        y->variance[out] = total - y->b[out] * along * along;
       }
     }
+    settle(M, P, &write, D, m);
+    read_M(o, q, M, D, m);
   }
 }
 
 /* The adjoint of one token. dM, dP: gradient of the belief after it, and on return of the belief before it. */
 INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64_t g, REAL *restrict dM,
                           REAL *restrict dP, const REAL *restrict M, const REAL *restrict P, const REAL *restrict u,
-                          const REAL *restrict e, REAL b, REAL *restrict du, REAL *restrict de, int64_t D, int64_t m) {
-  int64_t out = at * x->G + g, half = D / 2, R = x->rotates ? half : D;
+                          const REAL *restrict e, REAL b, REAL *restrict du, REAL *restrict de, REAL *restrict spread,
+                          int64_t D, int64_t m) {
+  int64_t out = at * x->G + g, half = D / 2, R = x->R, rotates = x->rotates;
   const REAL *restrict q = x->q + at * D, *restrict k = x->k + at * D, *restrict grad_o = d->o + out * m;
+  const REAL *restrict a = decays(x, at, spread, D);
   REAL *restrict dq = d->q + at * D, *restrict dk = d->k + at * D;
 
-  /* o = M'q after the write, where M (after) = M + b u e' */
-  REAL read = b * dot(e, grad_o, m);
-  EACH(i, D) {
-    dq[i] += dot(M + i * m, grad_o, m) + read * u[i];
-    add(dM + i * m, q[i], grad_o, m);
-  }
-  if (d->variance && d->variance[out] != 0) {
+  if (d->variance && d->variance[out] != 0) { /* q'P q - b (u'q)^2 */
     REAL c = d->variance[out], uq = b * dot(u, q, D);
     EACH(i, D) {
       dq[i] += 2 * c * (dot(P + i * D, q, D) - u[i] * uq);
@@ -174,96 +301,118 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
     }
   }
 
-  /* M += b u e', P -= b u u' */
+  /* P -= b u u': du = dP u for now */
   memset(du, 0, D * sizeof(REAL));
-  memset(de, 0, m * sizeof(REAL));
-  EACH(i, D) add(du, u[i], dP + i * D, D);
-  REAL db = d->b[out] - dot(u, du, D);
-  EACH(i, D) {
-    REAL *restrict dMi = dM + i * m;
-    REAL w = dot(dMi, e, m);
-    db += u[i] * w;
-    du[i] = b * (w - 2 * du[i]);
-    add(de, b * u[i], dMi, m);
+  int64_t i = 0;
+  for (; i + 4 <= D; i += 4) {
+    const REAL *z[4] = {ROW4(dP + i * D, D)};
+    const REAL u0 = u[i], u1 = u[i + 1], u2 = u[i + 2], u3 = u[i + 3];
+    SIMD EACH(j, D) du[j] += (u0 * z[0][j] + u1 * z[1][j]) + (u2 * z[2][j] + u3 * z[3][j]);
   }
-  add(de, 1, d->e + out * m, m);
+  for (; i < D; i++) add(du, u[i], dP + i * D, D);
+  REAL db = d->b[out] - dot(u, du, D);
 
-  /* b = 1/(r2 + k'u), e = v - M'k, u = P k */
-  REAL dr2 = -b * b * db;
+  /* o = M'q and M += b u e' */
+  memcpy(de, d->e + out * m, m * sizeof(REAL));
+  REAL read = b * dot(e, grad_o, m);
+  EACH(r, D) {
+    const REAL *restrict Mr = M + r * m;
+    REAL *restrict dMr = dM + r * m;
+    REAL qr = q[r], bu = b * u[r], kept = 0, w = 0;
+    _Pragma("omp simd reduction(+ : kept, w)") EACH(j, m) {
+      REAL z = dMr[j] + qr * grad_o[j];
+      dMr[j] = z;
+      kept += Mr[j] * grad_o[j];
+      w += z * e[j];
+      de[j] += bu * z;
+    }
+    dq[r] += kept + read * u[r];
+    db += u[r] * w;
+    du[r] = b * (w - 2 * du[r]);
+  }
+
+  /* b = 1/(r2 + k'u), e = v - M'k, u = P k, and the drift */
+  REAL dr2 = -b * b * db, l2 = x->l2[at], dl2 = 0;
   d->r2[out] = dr2;
   add(du, dr2, k, D);
   memcpy(d->v + out * m, de, m * sizeof(REAL));
-  REAL l2 = x->l2[at], dl2 = 0;
-  const REAL *restrict a = x->a + at * R, *restrict s = x->rotates ? x->s + at * R : NULL;
-  EACH(i, D) {
-    const REAL *restrict Mi = M + i * m, *restrict Pi = P + i * D;
-    REAL *restrict dMi = dM + i * m, *restrict dPi = dP + i * D;
-    REAL ki = k[i], hi = du[i] / 2, hk = ki / 2;
-    REAL along = 0, drift = 0, predicted = 0;
+  EACH(r, D) {
+    const REAL *restrict Mr = M + r * m, *restrict Pr = P + r * D;
+    REAL *restrict dMr = dM + r * m, *restrict dPr = dP + r * D;
+    REAL kr = k[r], hu = du[r] / 2, hk = kr / 2, ar = rotates ? 1 : a[r];
+    REAL along = 0, drift = 0, predicted = 0, turned = 0;
     _Pragma("omp simd reduction(+ : predicted, drift)") EACH(j, m) {
-      predicted += Mi[j] * de[j];
-      REAL z = dMi[j] - ki * de[j];
-      dMi[j] = z;
-      drift += z * Mi[j];
+      REAL z = dMr[j] - kr * de[j];
+      predicted += Mr[j] * de[j];
+      drift += z * Mr[j];
+      dMr[j] = ar * z;
     }
-    REAL turned = 0;
-    _Pragma("omp simd reduction(+ : along, turned)") EACH(j, D) {
-      REAL z = dPi[j] + hi * k[j] + hk * du[j];
-      dPi[j] = z;
-      along += Pi[j] * du[j];
-      turned += z * Pi[j];
+    REAL own = dPr[r] + hu * k[r] + hk * du[r]; /* the diagonal entry, before it is scaled */
+    if (rotates) {
+      _Pragma("omp simd reduction(+ : along, turned)") EACH(j, D) {
+        REAL z = dPr[j] + hu * k[j] + hk * du[j];
+        along += Pr[j] * du[j];
+        turned += z * Pr[j];
+        dPr[j] = z;
+      }
+    } else {
+      _Pragma("omp simd reduction(+ : along, turned)") EACH(j, D) {
+        REAL z = dPr[j] + hu * k[j] + hk * du[j];
+        along += Pr[j] * du[j];
+        turned += z * Pr[j];
+        dPr[j] = (ar * a[j]) * z;
+      }
     }
-    dk[i] += dr2 * u[i] - predicted + along;
-    dl2 += x->rows[i] * dPi[i];
-    drift += 2 * (turned - l2 * x->rows[i] * dPi[i]);
-    d->log_a[at * R + i % R] += drift;
+    dk[r] += dr2 * u[r] - predicted + along;
+    dl2 += x->rows[r] * own;
+    d->log_a[at * R + r % R] += drift + 2 * (turned - l2 * x->rows[r] * own);
   }
   d->l2[at] += dl2;
-  if (x->rotates) {
+  if (rotates) {
     /* A turned by a little more is (I + J) A with J M = (-imaginary, real) */
-    EACH(i, half) {
-      int64_t h = i + half;
-      REAL turn_M = dot(dM + h * m, M + i * m, m) - dot(dM + i * m, M + h * m, m);
-      REAL turn_P = dot(dP + h * D, P + i * D, D) - dot(dP + i * D, P + h * D, D);
-      turn_P -= l2 * (x->rows[i] * dP[h * D + i] - x->rows[h] * dP[i * D + h]);
-      d->angle[at * R + i] += turn_M + 2 * turn_P;
+    EACH(r, half) {
+      int64_t h = r + half;
+      REAL turn_of_M = dot(dM + h * m, M + r * m, m) - dot(dM + r * m, M + h * m, m);
+      REAL turn_of_P = dot(dP + h * D, P + r * D, D) - dot(dP + r * D, P + h * D, D);
+      turn_of_P -= l2 * (x->rows[r] * dP[h * D + r] - x->rows[h] * dP[r * D + h]);
+      d->angle[at * R + r] += turn_of_M + 2 * turn_of_P;
     }
-    rotate(dM, dP, a, s, -1, D, m);
-  } else {
-    EACH(i, D) {
-      REAL ai = a[i], *restrict dMi = dM + i * m, *restrict dPi = dP + i * D;
-      SIMD EACH(j, m) dMi[j] *= ai;
-      SIMD EACH(j, D) dPi[j] *= ai * a[j];
-    }
+    rotate(dM, dP, x->a + at * R, x->s + at * R, -1, D, m);
   }
 }
 
 INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int64_t D, int64_t m, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, I = x->interval, K = (T + I - 1) / I;
-  REAL *M = work, *P = M + D * m, *du = P + D * D, *de = du + D, *predicted_M = de + m;
-  REAL *predicted_P = predicted_M + I * D * m, *u = predicted_P + I * D * D, *e = u + I * D, *b = e + I * m;
+  REAL *du = work, *spread = du + D, *de = spread + D, *nowhere = de + m, *zero = nowhere + m;
+  Pending write = {zero + D, zero + 2 * D, zero + 3 * D};
+  REAL *predicted_M = zero + 3 * D + m, *predicted_P = predicted_M + I * D * m;
+  REAL *u = predicted_P + I * D * D, *e = u + I * D, *b = e + I * m;
+  memset(zero, 0, D * sizeof(REAL));
   EACH(g, G) {
     int64_t n = head * G + g;
     for (int64_t c = K - 1; c >= 0; c--) {
       int64_t start = c * I, count = least(I, T - start);
-      memcpy(M, d->saved_M + (n * K + c) * D * m, D * m * sizeof(REAL));
-      memcpy(P, d->saved_P + (n * K + c) * D * D, D * D * sizeof(REAL));
-      EACH(j, count) {
+      const REAL *M = d->saved_M + (n * K + c) * D * m, *P = d->saved_P + (n * K + c) * D * D;
+      memset(write.c, 0, (2 * D + m) * sizeof(REAL));
+      EACH(j, count) { /* the predicted beliefs of this stretch, each from the one before it */
         int64_t at = ((head / H) * T + start + j) * H + head % H;
-        step(x, at, g, M, P, u + j * D, e + j * m, b + j, predicted_M + j * D * m, predicted_P + j * D * D, D, m);
+        REAL *to_M = predicted_M + j * D * m, *to_P = predicted_P + j * D * D;
+        token(x, at, g, M, P, to_M, to_P, &write, zero, nowhere, u + j * D, e + j * m, b + j, spread, D, m);
+        decide(&write, b[j], u + j * D, e + j * m, D, m);
+        M = to_M, P = to_P;
       }
       for (int64_t j = count - 1; j >= 0; j--) {
         int64_t at = ((head / H) * T + start + j) * H + head % H;
         backward_step(x, d, at, g, d->M + n * D * m, d->P + n * D * D, predicted_M + j * D * m, predicted_P + j * D * D,
-                      u + j * D, e + j * m, b[j], du, de, D, m);
+                      u + j * D, e + j * m, b[j], du, de, spread, D, m);
       }
     }
   }
 }
 
-int64_t work_elements(const Inputs *x) {
+static int64_t work_elements(const Inputs *x) {
   int64_t D = x->D, m = x->M, I = x->interval;
-  return (I + 1) * (D * m + D * D + D + m) + I + D;
+  return I * (D * m + D * D + D + m + 1) + 6 * D + 3 * m;
 }
 
 /* Sizes known to the compiler, for the head sizes that people use. */
@@ -274,22 +423,32 @@ int64_t work_elements(const Inputs *x) {
   else if (x->D == x->M && x->D == 128) { call(128, 128); } \
   else { call(x->D, x->M); }
 
-void forward(const Inputs *x, const Outputs *y, int64_t first, int64_t last) {
-  REAL *u = malloc(x->D * sizeof(REAL));
-  for (int64_t head = first; head < last; head++) {
-#define CALL(D, M) forward_head(x, y, head, D, M, u)
-    SIZES(CALL)
+void forward(const Inputs *x, const Outputs *y, int64_t heads, int64_t threads) {
+  (void)threads; /* unused where the compiler has no OpenMP */
+#pragma omp parallel num_threads(threads)
+  {
+    REAL *work = malloc((4 * x->D + 2 * x->M) * sizeof(REAL));
+#pragma omp for schedule(dynamic, 1)
+    EACH(head, heads) {
+#define CALL(D, M) forward_head(x, y, head, D, M, work)
+      SIZES(CALL)
 #undef CALL
+    }
+    free(work);
   }
-  free(u);
 }
 
-void backward(const Inputs *x, const Gradients *d, int64_t first, int64_t last) {
-  REAL *work = malloc(work_elements(x) * sizeof(REAL));
-  for (int64_t head = first; head < last; head++) {
+void backward(const Inputs *x, const Gradients *d, int64_t heads, int64_t threads) {
+  (void)threads;
+#pragma omp parallel num_threads(threads)
+  {
+    REAL *work = malloc(work_elements(x) * sizeof(REAL));
+#pragma omp for schedule(dynamic, 1)
+    EACH(head, heads) {
 #define CALL(D, M) backward_head(x, d, head, D, M, work)
-    SIZES(CALL)
+      SIZES(CALL)
 #undef CALL
+    }
+    free(work);
   }
-  free(work);
 }
