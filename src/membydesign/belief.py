@@ -124,16 +124,28 @@ class Belief(NamedTuple):
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected float32 or float64 for a belief, got {dtype}")
-        mean = torch.zeros(batch, heads, D, M, dtype=dtype, device=device)
-        shape = (batch, heads, design.write.groups, D)
+        mean_shape, covariance_shape = Belief.shapes(design, batch, heads, D, M)
+        mean = torch.zeros(mean_shape, dtype=dtype, device=device)
         match design.covariance:
             case Dense(prior=prior):
                 identity = torch.eye(D, dtype=dtype, device=device)
-                return Belief(mean, (prior * identity).expand(*shape, D).clone())
+                return Belief(mean, (prior * identity).expand(covariance_shape).clone())
             case Diagonal(prior=prior):
-                return Belief(mean, torch.full(shape, prior, dtype=dtype, device=device))
+                return Belief(mean, torch.full(covariance_shape, prior, dtype=dtype, device=device))
             case _:
                 return Belief(mean)
+
+    @staticmethod
+    def shapes(design: DesignModel, batch: int, heads: int, D: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of mean and covariance; the latter is empty for a design that keeps none."""
+        groups = (batch, heads, design.write.groups, D)
+        match design.covariance:
+            case Dense():
+                return (batch, heads, D, M), (*groups, D)
+            case Diagonal():
+                return (batch, heads, D, M), groups
+            case _:
+                return (batch, heads, D, M), ()
 
 
 torch.serialization.add_safe_globals([Belief])  # torch.load reads saved beliefs without unpickling code

@@ -65,18 +65,16 @@ def check_belief(design: DesignModel, belief: Belief, name: str, batch: int, lik
     if not isinstance(belief, Belief):
         _refuse(name, "a Belief (from filter_sequence or Belief.prior)", type(belief).__name__)
     H, D = like.shape[-2:]
-    expected = Belief.prior(design, batch, H, D, M, device="meta")
-    for part in ("mean", "covariance"):
-        given, wanted = getattr(belief, part), getattr(expected, part)
+    for part, given, wanted in zip(("mean", "covariance"), belief, Belief.shapes(design, batch, H, D, M), strict=True):
         where = f"{name}.{part}"
-        if wanted is None:
+        if not wanted:
             if given is not None:
                 _refuse(where, f"None, since {design.title} keeps no covariance", _shown(given))
             continue
         if not isinstance(given, Tensor):
-            _refuse(where, f"a tensor of shape {list(wanted.shape)} for {design.title}", _shown(given))
-        if given.shape != wanted.shape:
-            _refuse(where, f"shape {list(wanted.shape)} for {design.title}", f"shape {list(given.shape)}")
+            _refuse(where, f"a tensor of shape {list(wanted)} for {design.title}", _shown(given))
+        if given.shape != wanted:
+            _refuse(where, f"shape {list(wanted)} for {design.title}", f"shape {list(given.shape)}")
         if given.dtype not in (torch.float32, torch.float64):
             _refuse(where, "float32 or float64", str(given.dtype))
         _check_device(where, given, like.device)

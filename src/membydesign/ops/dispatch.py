@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from membydesign.design import Diagonal, PerColumnReset, Transition
+from membydesign.design import Dense, Diagonal, PerColumnReset, Transition
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.kalman import chunk as kalman
 from membydesign.ops.kalman import cpu, diagonal
-from membydesign.ops.recurrent import Run, filter_recurrent
+from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from membydesign.belief import Belief
     from membydesign.design import DesignModel
     from membydesign.ops.inputs import Inputs
@@ -49,6 +51,17 @@ def run_filter(
     if _native(backend, inputs):
         return cpu.filter_native(drift, rows, initial, inputs, **wanted)
     return kalman.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+
+
+def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:
+    """One token, [B,1]: the read-out [B,H,M], the new belief, and the precision of the write [B,1,H,G]."""
+    if design.rule == "kalman" and isinstance(design.covariance, Dense) and _native("cpu", inputs):
+        way = {"method": "chunk", "backend": "cpu", "chunk_size": None}
+        run = run_filter(design, belief, inputs, **way, return_variance=False, return_evidence=False)
+        return run.output[:, 0], run.belief, run.precision
+    x = inputs.at(0)
+    belief, write = RULES[design.rule].step(design, belief, x)
+    return belief.read(x.q), belief, write.precision.unsqueeze(1)
 
 
 def _native(backend: str, inputs: Inputs) -> bool:

@@ -11,8 +11,7 @@ import torch
 
 from membydesign.belief import Belief
 from membydesign.ops import checks
-from membydesign.ops.dispatch import run_filter
-from membydesign.ops.recurrent import RULES, Run
+from membydesign.ops.dispatch import run_filter, run_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from membydesign.design import DesignModel
     from membydesign.ops.inputs import Inputs
+    from membydesign.ops.recurrent import Run
 
 
 class Filtered(NamedTuple):
@@ -196,10 +196,9 @@ def filter_step(
     checks.check_belief_values(belief, "belief", definite=False)
     belief, inputs = _in_one_type(belief, inputs)
     with _without_autocast(q):
-        x = inputs.at(0)
-        belief, write = RULES[design.rule].step(design, belief, x)
-        output = belief.read(x.q).to(q.dtype)
-    checks.check_found(write.precision.unsqueeze(1), inputs, output=output, **_named(belief))
+        output, belief, precision = run_step(design, belief, inputs)
+    output = output.to(q.dtype)
+    checks.check_found(precision, inputs, output=output, **_named(belief))
     return output, belief
 
 

@@ -289,7 +289,7 @@ def filter_native(
     assert initial.covariance is not None
     D, G = x.q.shape[-1], x.write_noise.shape[-1]
     mean = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
-    covariance = (initial.covariance + initial.covariance.mT) / 2
+    covariance = initial.covariance
     rows = rows.expand(D)
     q, k, log_decay = x.q, x.k, drift.log_decay
     if drift.angle is not None:
@@ -303,7 +303,6 @@ def filter_native(
     )
     if drift.angle is not None:
         mean, covariance = _together(mean, -2), _together(_together(covariance, -1), -2)
-    covariance = (covariance + covariance.mT) / 2
     return Run(
         output,
         Belief(mean.movedim(2, -2).flatten(-2), covariance),

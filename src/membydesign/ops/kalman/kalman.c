@@ -280,6 +280,7 @@ INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_
     }
     settle(M, P, &write, D, m);
     read_M(o, q, M, D, m);
+    EACH(i, D) EACH(j, i) P[i * D + j] = P[j * D + i] = (P[i * D + j] + P[j * D + i]) / 2; /* to the last bit */
   }
 }
 
