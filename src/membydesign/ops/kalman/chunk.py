@@ -28,6 +28,8 @@ from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
 
@@ -143,6 +145,14 @@ def pass_all(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, T
     return M, P, torch.stack(starts_M, 3), torch.stack(starts_P, 3), factor, error, failed
 
 
+def refuse_second_derivatives(grads: Sequence[Tensor | None]) -> None:
+    """A backward written by hand has no backward of its own: say so instead of returning a part of the answer."""
+    if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in grads):
+        raise RuntimeError(
+            'this filter can be differentiated once, and create_graph=True asks for more; use method="recurrent"'
+        )
+
+
 class _Pass(torch.autograd.Function):
     """`pass_all`, of which only the beliefs at the boundaries are kept; backward computes the inside anew."""
 
@@ -155,6 +165,7 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives(grads)
         dM, dP, dM0, dP0, dfactor, derror, _ = grads
         M0, P0, *chunks = ctx.saved_tensors
         x = Chunks._make(chunks)

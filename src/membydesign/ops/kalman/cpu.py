@@ -14,6 +14,7 @@ from torch import Tensor
 
 from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops import native
+from membydesign.ops.kalman.chunk import refuse_second_derivatives
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
@@ -268,6 +269,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        refuse_second_derivatives(grads)
         return _gradients(backward, ctx, grads)
 
 
