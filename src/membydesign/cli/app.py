@@ -1,4 +1,4 @@
-"""`mbd zoo`, `mbd reproduce`, `mbd report`."""
+"""`mbd zoo`, `mbd reproduce`, `mbd bench`, `mbd report`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from membydesign import __version__
+from membydesign.cli import bench as measuring
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
@@ -188,6 +189,55 @@ def _table(comparisons: list[record.Comparison]) -> Table:
             agrees = "[green]yes[/green]" if c.agrees else "[bold red]NO[/bold red]"
             table.add_row(f"  {escape(c.quantity)}", *record.shown(c), agrees)
     return table
+
+
+@app.command()
+def bench(
+    size: Annotated[
+        list[str] | None, typer.Option(help="B,H,T,D (may be given several times). Default: the grid of the docs.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed in turn; the median counts.")] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: its own.")] = None,
+    naive: Annotated[bool, typer.Option("--naive", help="Also time the loop over tokens, which is slow.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Speed on this machine, as ratios to Transformers' Gated DeltaNet in the same run; below 1 is faster.
+
+    Install Transformers (without flash-linear-attention) to have the peer; without it, ratios refer to our own layer.
+    """
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        sizes = [measuring.parse_size(text) for text in size] if size else list(measuring.SIZES)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    found = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        for each in progress.track(sizes, description="timing"):
+            found += measuring.measure(each, rounds, naive=naive)
+    rate = measuring.product_rate()
+    if as_json:
+        rows = [{**asdict(m), "ratios": m.ratios()} for m in found]
+        print(record.to_json({"threads": torch.get_num_threads(), "gflops": rate, "measured": rows}), end="")
+        return
+    if not measuring.transformers_peers():
+        console.print(
+            "Transformers is not installed: ratios refer to our own Bayesian Layer (pip install transformers)."
+        )
+    for task in dict.fromkeys(m.task for m in found):
+        table = Table(title=f"{task}: milliseconds (ratio to the peer)", title_justify="left")
+        table.add_column("B,H,T,D", no_wrap=True)
+        rows = [m for m in found if m.task == task]
+        for name in rows[0].milliseconds:
+            table.add_column(name, justify="right", overflow="fold")
+        for m in rows:
+            cells = (f"{m.milliseconds[name]:.2f} ({ratio:.2f})" for name, ratio in m.ratios().items())
+            table.add_row(",".join(map(str, m.size)), *cells)
+        console.print(table)
+    console.print(f"{torch.get_num_threads()} threads; matrix products run at {rate:.0f} GFLOP/s here.")
 
 
 @app.command()
