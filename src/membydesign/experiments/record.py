@@ -119,15 +119,15 @@ class Provenance:
 
 
 def _commit() -> str:
-    """The commit of the source, marked if the work tree differs from it; "unknown" outside a checkout."""
+    """The commit of the source, marked if the package differs from it; "unknown" outside a checkout."""
+    package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:
-        here = Path(__file__).resolve().parent
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         tracked = git("ls-files", "--error-unmatch", __file__)
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        changed = git("status", "--porcelain", "--", str(package))
         return (git("rev-parse", "HEAD") + (" (with uncommitted changes)" if changed else "")) if tracked else "unknown"
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
