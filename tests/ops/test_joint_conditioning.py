@@ -1,5 +1,7 @@
 """Every exact design equals conditioning of the dense joint Gaussian, which knows nothing of recursions."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,11 +14,25 @@ from oracle import condition
 from problems import EXACT_DESIGNS, Problem, random_belief, random_problem
 
 TOLERANCE = 1e-12
+WAYS = [
+    {"method": "recurrent"},
+    {"method": "chunk", "backend": "torch", "chunk_size": 4},
+    {"method": "chunk", "backend": "cpu"},
+]
+"""The specification itself, and each fast path on its own."""
 
 
 def assert_equals_conditioning(problem: Problem, initial: Belief | None, cu_seqlens: torch.Tensor | None = None):
+    for way in WAYS:
+        assert_way_equals_conditioning(problem, initial, cu_seqlens, way)
+
+
+def assert_way_equals_conditioning(
+    problem: Problem, initial: Belief | None, cu_seqlens: torch.Tensor | None, way: dict[str, Any]
+):
     keeps_covariance = problem.design.keeps_covariance
-    out = problem.filter(initial=initial, cu_seqlens=cu_seqlens, return_evidence=True, return_variance=keeps_covariance)
+    wanted = {"return_evidence": True, "return_variance": keeps_covariance}
+    out = problem.filter(**way, **wanted, initial=initial, cu_seqlens=cu_seqlens)
     assert out.log_evidence is not None
     bounds = [0, problem.q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     rows = range(problem.q.shape[0]) if cu_seqlens is None else range(len(bounds) - 1)

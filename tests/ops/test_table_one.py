@@ -4,6 +4,8 @@ States are written as those papers write them (some as values × keys), and wher
 recurrence (a masked quadratic form, an optimisation problem), that form is the reference.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +29,15 @@ def draw(seed: int) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     return q, k, v, generator
 
 
+def filtered(design: mbd.DesignModel, *inputs: Tensor, **options: Any) -> mbd.Filtered:
+    """The specification, after making sure that the default way gives the same."""
+    loop = mbd.filter_sequence(design, *inputs, **options, method="recurrent")
+    fast = mbd.filter_sequence(design, *inputs, **options)
+    assert_close(fast.output, loop.output, EXACT)
+    assert_close(fast.belief.mean, loop.belief.mean, EXACT)
+    return loop
+
+
 def uniform(generator: torch.Generator, *shape: int) -> Tensor:
     return 0.05 + 0.9 * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
@@ -42,7 +53,7 @@ def test_deltanet(seed):
     q, k, v, generator = draw(seed)
     beta = uniform(generator, B, T, H)
     noise = theory.write_noise_of_gate(beta, k)
-    ours = mbd.filter_sequence(catalogue["deltanet"], q, k, v, prior_variance=1.0, write_noise=noise)
+    ours = filtered(catalogue["deltanet"], q, k, v, prior_variance=1.0, write_noise=noise)
     S = torch.zeros(B, H, M, D, dtype=torch.float64)
     for t in range(T):
         kk = k[:, t, :, :, None] * k[:, t, :, None, :]
@@ -59,9 +70,7 @@ def test_gated_deltanet(seed):
     q, k, v, generator = draw(seed)
     alpha, beta = uniform(generator, B, T, H), uniform(generator, B, T, H)
     noise = theory.write_noise_of_gate(beta, k, prior_variance=0.3)
-    ours = mbd.filter_sequence(
-        catalogue["gated_deltanet"], q, k, v, prior_variance=0.3, write_noise=noise, log_decay=alpha.log()
-    )
+    ours = filtered(catalogue["gated_deltanet"], q, k, v, prior_variance=0.3, write_noise=noise, log_decay=alpha.log())
     S = torch.zeros(B, H, M, D, dtype=torch.float64)
     for t in range(T):
         kk = k[:, t, :, :, None] * k[:, t, :, None, :]
@@ -77,7 +86,7 @@ def test_kda(seed):
     q, k, v, generator = draw(seed)
     alpha, beta = uniform(generator, B, T, H, D), uniform(generator, B, T, H)
     noise = theory.write_noise_of_gate(beta, k)
-    ours = mbd.filter_sequence(catalogue["kda"], q, k, v, prior_variance=1.0, write_noise=noise, log_decay=alpha.log())
+    ours = filtered(catalogue["kda"], q, k, v, prior_variance=1.0, write_noise=noise, log_decay=alpha.log())
     S = torch.zeros(B, H, D, M, dtype=torch.float64)
     for t in range(T):
         k_t, b = k[:, t, :, :, None], beta[:, t, :, None, None]
@@ -92,7 +101,7 @@ def test_longhorn(seed):
     q, k, v, generator = draw(seed)
     k = k * (0.5 + uniform(generator, B, T, H, 1))  # Longhorn does not normalise its keys
     beta = uniform(generator, B, T, H, M)
-    ours = mbd.filter_sequence(catalogue["longhorn"], q, k, v, prior_variance=beta, write_noise=1.0)
+    ours = filtered(catalogue["longhorn"], q, k, v, prior_variance=beta, write_noise=1.0)
     S = torch.zeros(B, H, M, D, dtype=torch.float64)
     for t in range(T):
         k_t = k[:, t, :, None, :]
@@ -110,7 +119,7 @@ def test_longhorn(seed):
 def test_linear_attention(seed):
     """Katharopoulos et al. 2020 (numerator): o_i = Σ_{j ≤ i} (q_iᵀ k_j) v_j, a masked quadratic form."""
     q, k, v, _ = draw(seed)
-    ours = mbd.filter_sequence(catalogue["linear_attention"], q, k, v, prior_variance=1.0, write_noise=0.0)
+    ours = filtered(catalogue["linear_attention"], q, k, v, prior_variance=1.0, write_noise=0.0)
     scores = torch.einsum("bihd,bjhd->bhij", q, k).tril()
     assert_close(ours.output, torch.einsum("bhij,bjhm->bihm", scores, v), EXACT)
 
@@ -121,7 +130,7 @@ def test_retnet(seed):
     """Sun et al. 2023: Retention(X) = (Q Kᵀ ⊙ D) V with D_nm = γ^{n−m} for n ≥ m; γ = 1 − 2^{−5−h}."""
     q, k, v, _ = draw(seed)
     gamma = 1 - 2.0 ** (-5 - torch.arange(H, dtype=torch.float64))
-    ours = mbd.filter_sequence(
+    ours = filtered(
         catalogue["retnet"], q, k, v, prior_variance=1.0, write_noise=0.0, log_decay=gamma.log().expand(B, T, H)
     )
     n = torch.arange(T)
@@ -136,7 +145,7 @@ def test_gla(seed):
     """Yang et al. 2024: S_t = (α_tᵀ 1) ⊙ S_{t-1} + k_tᵀ v_t; parallel form (Q ⊙ B)(K / B)ᵀ with B_t = Π α."""
     q, k, v, generator = draw(seed)
     alpha = uniform(generator, B, T, H, D)
-    ours = mbd.filter_sequence(catalogue["gla"], q, k, v, prior_variance=2.0, write_noise=0.0, log_decay=alpha.log())
+    ours = filtered(catalogue["gla"], q, k, v, prior_variance=2.0, write_noise=0.0, log_decay=alpha.log())
     b = alpha.cumprod(1)
     scores = torch.einsum("bihd,bjhd->bhij", q * b, k / b).tril()
     assert_close(ours.output, torch.einsum("bhij,bjhm->bihm", scores, v), 1e-9)
@@ -149,7 +158,7 @@ def test_mamba2(seed):
     C, b, x, generator = draw(seed)
     delta = uniform(generator, B, T, H)
     log_a = -delta * uniform(generator, H)
-    ours = mbd.filter_sequence(
+    ours = filtered(
         catalogue["mamba2"], C, b, delta[..., None] * x, prior_variance=1.0, write_noise=0.0, log_decay=log_a
     )
     cumulated = log_a.cumsum(1)
@@ -166,9 +175,9 @@ def test_additive_trust(seed):
     q, k, v, generator = draw(seed)
     prior, noise = uniform(generator, B, T, H), uniform(generator, B, T, H)
     design = catalogue["linear_attention"]
-    noisy = mbd.filter_sequence(design, q, k, v, prior_variance=prior, write_noise=noise)
+    noisy = filtered(design, q, k, v, prior_variance=prior, write_noise=noise)
     omega = prior / (prior + noise)
-    plain = mbd.filter_sequence(design, q, k, omega[..., None] * v, prior_variance=1.0, write_noise=0.0)
+    plain = filtered(design, q, k, omega[..., None] * v, prior_variance=1.0, write_noise=0.0)
     assert_close(noisy.output, plain.output, EXACT)
 
 
@@ -179,7 +188,7 @@ def test_bayesian_layer_without_drift_is_ridge_regression(seed):
     q, k, v, generator = draw(seed)
     noise = uniform(generator, B, T, H)
     design = catalogue["bayesian_layer"].replace(transition=mbd.Identity(), covariance=mbd.Dense(prior=2.0))
-    ours = mbd.filter_sequence(design, q, k, v, process_noise=0.0, write_noise=noise)
+    ours = filtered(design, q, k, v, process_noise=0.0, write_noise=noise)
     precision = torch.einsum("bthd,bthe->bhde", k / noise[..., None], k) + torch.eye(D) / 2.0
     moment = torch.einsum("bthd,bthm->bhdm", k / noise[..., None], v)
     assert_close(ours.belief.mean, torch.linalg.solve(precision, moment), 1e-10)
@@ -207,7 +216,7 @@ def test_isotropic_reset_is_an_identity_of_code(transition, groups):
         now = {name: x[:, t] for name, x in problem.parameters.items()}
         drifted = transition.apply(mean, now.get("log_decay"), now.get("angle"))
         isotropic = now["prior_variance"][..., None, None, None] * torch.eye(D, dtype=torch.float64)
-        out = mbd.filter_sequence(
+        out = filtered(
             dense,
             *(x[:, t : t + 1] for x in (problem.q, problem.k, problem.v)),
             process_noise=0.0,
