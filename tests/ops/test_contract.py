@@ -6,12 +6,13 @@ from contract import DesignContract
 from membydesign.ops.kalman import cpu
 from problems import DESIGNS
 
-assert cpu.available(torch.float64), "these tests want a C compiler"
+assert cpu.available(torch.float64, by_token=True), "these tests want a C compiler"
 
 WAYS = {
     "Recurrent": {"method": "recurrent"},
     "Chunk": {"method": "chunk", "chunk_size": 4},  # so that a few tokens are several chunks, the last one ragged
     "Native": {"method": "chunk", "backend": "cpu"},
+    "NativeChunk": {"method": "chunk", "backend": "cpu", "chunk_size": 4},
 }
 
 LONG_LOOPS = {
@@ -27,8 +28,6 @@ LONG_LOOPS = {
 
 for _name, _design in DESIGNS.items():
     for _way, _options in WAYS.items():
-        if _way == "Native" and not _name.startswith("dense"):
-            continue  # only the dense filter has native code; backend="cpu" runs the others through torch
         if _way == "Recurrent" and _name not in LONG_LOOPS:
             _options = {**_options, "test_65536_tokens_in_float32": None}
         _title = f"Test{_way}" + "".join(part.capitalize() for part in _name.replace("-", "_").split("_"))

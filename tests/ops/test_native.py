@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import membydesign as mbd
+from membydesign.ops import mean_pass_cpu
 from membydesign.ops.kalman import cpu
 from problems import DESIGNS, random_problem
 
@@ -32,35 +33,43 @@ def run(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def arguments(design_name: str, *, train: bool):
-    """What `kalman_forward` takes, for a small problem."""
+def kalman_arguments(design_name: str, *, by_token: bool, train: bool):
+    """What the operator of the dense filter takes, for a small problem."""
     problem = random_problem(DESIGNS[design_name], B=1, T=18, H=2, D=4, M=4)
-    rotates = "angle" in problem.parameters
-    log_decay = problem.parameters["log_decay"]
+    step = problem.parameters
     mean, covariance = torch.zeros(1, 2, 1, 4, 4), torch.eye(4).expand(1, 2, 1, 4, 4)
-    tensors = [
-        problem.q,
-        problem.k,
-        problem.v,
-        problem.parameters["process_noise"],
-        problem.parameters["write_noise"],
-        log_decay,
-        problem.parameters["angle"] if rotates else None,
-        torch.ones(4),
-        mean,
-        covariance,
-    ]
+    tensors = [problem.q, problem.k, problem.v, step["process_noise"], step["write_noise"], step["log_decay"]]
+    leaves = prepared([*tensors, step.get("angle"), torch.ones(4), mean, covariance], train, constant=7)
+    return (*leaves, 8, by_token, True, train)
+
+
+def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
+    """What the operator of the mean given gains takes, for a small problem."""
+    problem = random_problem(DESIGNS[design_name], B=1, T=18, H=2, D=4, M=4)
+    step = problem.parameters
+    tensors = [problem.q, None if additive else problem.k, problem.v, problem.k, torch.rand(1, 18, 2, 2)]
+    leaves = prepared([*tensors, step["log_decay"], step.get("angle"), torch.zeros(1, 2, 4, 4)], train)
+    return (*leaves, 8, train)
+
+
+def prepared(tensors, train, constant=None):
     tensors = [None if x is None else x.double().contiguous() for x in tensors]
-    if train:
-        tensors = [x if x is None or i == 7 else x.clone().requires_grad_() for i, x in enumerate(tensors)]
-    return (*tensors, True, train)
+    return [x if x is None or i == constant else x.clone().requires_grad_(train) for i, x in enumerate(tensors)]
 
 
 @pytest.mark.parametrize("name", ["dense-diagonal", "dense-rotation"])
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("train", [False, True])
-def test_opcheck(name, train):
+def test_opcheck_of_the_dense_filter(name, by_token, train):
     """Schema, fake tensors, autograd registration and tracing, as torch itself checks an operator."""
-    torch.library.opcheck(cpu.kalman_forward, arguments(name, train=train))
+    torch.library.opcheck(cpu.OPERATOR.forward, kalman_arguments(name, by_token=by_token, train=train))
+
+
+@pytest.mark.parametrize("name", ["dense-diagonal", "dense-rotation"])
+@pytest.mark.parametrize("additive", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck_of_the_mean_given_gains(name, additive, train):
+    torch.library.opcheck(mean_pass_cpu.OPERATOR.forward, mean_pass_arguments(name, additive=additive, train=train))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -86,7 +95,7 @@ def test_torch_compile(backend):
 
 def test_compiling_is_announced_once(tmp_path):
     first, second = run(XDG_CACHE_HOME=str(tmp_path)), run(XDG_CACHE_HOME=str(tmp_path))
-    assert "compiling kalman.c (float), once for this machine" in first.stderr
+    assert "compiling kalman_token.c (float), once for this machine" in first.stderr
     assert "compiling" not in second.stderr
     assert first.stdout == second.stdout
     assert [path.suffix for path in (tmp_path / "membydesign").iterdir()] == [".so"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from membydesign.design import Dense, Diagonal, PerColumnReset, Transition
+from membydesign.ops import mean_pass, mean_pass_cpu
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.kalman import chunk as kalman
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
     from membydesign.ops.inputs import Inputs
 
 
-NATIVE_UP_TO = 128
-"""The largest D for which a CPU filters token by token in native code: beyond, P and M of a head leave its cache."""
+class Choice(NamedTuple):
+    """How native code filters: chunk by chunk, or token by token with a belief saved every `size` tokens."""
+
+    size: int
+    by_token: bool = False
+
+
+NATIVE = ((16, Choice(16, by_token=True)), (32, Choice(16, by_token=True)), (64, Choice(32)), (256, Choice(64)))
+"""What is fastest on a CPU for the dense filter, up to each D; beyond the last, as for it. `mbd bench --only choices`
+measures it anew."""
+
+TORCH = 64
+"""The chunk size of the torch form; never more than D tokens (or 16), beyond which rounding grows."""
 
 
 def run_filter(
@@ -39,38 +51,55 @@ def run_filter(
     drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
     if method == "recurrent" or drift is None:
         return filter_recurrent(design, initial, inputs, **wanted)
-    size = min(chunk_size or _chunk_size(design), inputs.q.shape[1])
-    if design.rule == "delta":
-        return delta.filter_chunk(drift, initial, inputs, size, **wanted)
-    if design.rule == "additive":
-        return additive.filter_chunk(drift, initial, inputs, size, **wanted)
+    native = backend != "torch" and inputs.q.device.type == "cpu"
     everywhere = type(design.transition).noise_rows is Transition.noise_rows
     rows = initial.mean.new_ones(1) if everywhere else design.transition.noise_rows(initial.mean)
-    if isinstance(design.covariance, Diagonal):
-        return diagonal.filter_chunk(drift, rows, initial, inputs, size, **wanted)
-    if _native(backend, inputs):
-        return cpu.filter_native(drift, rows, initial, inputs, **wanted)
-    return kalman.filter_chunk(drift, rows, initial, inputs, size, **wanted)
+    if design.rule == "kalman" and isinstance(design.covariance, Dense):
+        choice = _choice(inputs.q.shape[-1]) if chunk_size is None else Choice(chunk_size)
+        if native and cpu.available(inputs.q.dtype, choice.by_token):
+            return cpu.filter_native(
+                drift, rows, initial, inputs, _within(choice.size, inputs), by_token=choice.by_token, **wanted
+            )
+        size = chunk_size or min(TORCH, max(16, inputs.q.shape[-1]))
+        return kalman.filter_chunk(drift, rows, initial, inputs, _within(size, inputs), **wanted)
+    native = native and mean_pass_cpu.available(inputs.q.dtype)
+    means = mean_pass_cpu.mean_pass if native else mean_pass.mean_pass
+    size = _within(chunk_size or _mean_chunk(design, native, inputs.q.shape[-1]), inputs)
+    match design.rule:
+        case "delta":
+            return delta.filter_chunk(drift, initial, inputs, size, means, **wanted)
+        case "additive":
+            return additive.filter_chunk(drift, initial, inputs, size, means, **wanted)
+        case _:
+            assert isinstance(design.covariance, Diagonal)
+            return diagonal.filter_chunk(drift, rows, initial, inputs, size, means, **wanted)
 
 
 def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:
     """One token, [B,1]: the read-out [B,H,M], the new belief, and the precision of the write [B,1,H,G]."""
-    if design.rule == "kalman" and isinstance(design.covariance, Dense) and _native("cpu", inputs):
-        way = {"method": "chunk", "backend": "cpu", "chunk_size": None}
-        run = run_filter(design, belief, inputs, **way, return_variance=False, return_evidence=False)
+    dense = design.rule == "kalman" and isinstance(design.covariance, Dense)
+    drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k) if dense else None
+    if drift is not None and inputs.q.device.type == "cpu" and cpu.available(inputs.q.dtype, True):
+        rows = design.transition.noise_rows(belief.mean)
+        run = cpu.filter_native(
+            drift, rows, belief, inputs, 1, by_token=True, return_variance=False, return_evidence=False
+        )
         return run.output[:, 0], run.belief, run.precision
     x = inputs.at(0)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
 
 
-def _native(backend: str, inputs: Inputs) -> bool:
-    """Whether the dense filter runs in native code: if asked to, or by default where it is faster than products."""
-    if backend == "torch" or inputs.q.device.type != "cpu":
-        return False
-    return (backend == "cpu" or inputs.q.shape[-1] <= NATIVE_UP_TO) and cpu.available(inputs.q.dtype)
+def _choice(D: int) -> Choice:
+    return next((choice for most, choice in NATIVE if most >= D), NATIVE[-1][1])
 
 
-def _chunk_size(design: DesignModel) -> int:
-    """C where the user names none: smaller where every value column has a triangular system of its own."""
-    return 16 if isinstance(design.covariance, PerColumnReset) else 64
+def _mean_chunk(design: DesignModel, native: bool, D: int) -> int:
+    """C of the mean given gains, where the user names none."""
+    if native:
+        return 16 if D <= 16 else 32 if D <= 128 else 64
+    return 16 if isinstance(design.covariance, PerColumnReset) else 64  # a triangular system for every value column
+
+
+def _within(size: int, inputs: Inputs) -> int:
+    return min(size, inputs.q.shape[1])

@@ -11,6 +11,7 @@ Only the two products with M₀ and the exit are sequential over chunks. An addi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from membydesign.ops.frame import Frame, cut, joined
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from membydesign.design import RowDrift
 
 
 class Gains(NamedTuple):
@@ -41,11 +44,17 @@ class MeanPass(NamedTuple):
     mean: Tensor
 
 
-def mean_pass(frame: Frame, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains) -> MeanPass:
+Means = Callable[..., MeanPass]
+"""A way to run the mean given gains: `mean_pass`, or the same in native code."""
+
+
+def mean_pass(
+    drift: RowDrift, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains
+) -> MeanPass:
     """Run the mean over all chunks.
 
     Args:
-        frame: the drift.
+        drift: how memory drifts.
         size: C.
         mean: at the start, [B,H,D,M].
         q: [B,T,H,D].
@@ -57,7 +66,7 @@ def mean_pass(frame: Frame, size: int, mean: Tensor, q: Tensor, k: Tensor | None
     grouped = gains.direction.ndim == 5
     # Everything is laid out as [B,H,G,K,C,·]; what the groups share has G = 1.
     strength = cut(gains.strength, size).movedim(-1, 2)
-    shared = frame.for_groups()
+    shared = Frame.of(*drift, size).for_groups()
     direction = cut(gains.direction, size)
     direction = shared.enter(direction.movedim(-2, 2) if grouped else direction[:, :, None])
     queries = shared.enter(cut(q, size)[:, :, None])

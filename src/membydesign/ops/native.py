@@ -33,6 +33,9 @@ FLAGS = (
     "-shared",
     "-std=gnu11",
 )
+FOLDER = Path(__file__).with_name("c")
+"""Where the C sources are."""
+
 REALS = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -50,7 +53,9 @@ def library(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
         return _without(f"{source.name} could not be compiled: {getattr(error, 'stderr', None) or error}")
 
 
+@functools.cache
 def _without(reason: str) -> None:
+    """Say once why there is no native code."""
     warnings.warn(f"membydesign filters through torch (slower, the same numbers): {reason}", stacklevel=4)
 
 
@@ -62,7 +67,9 @@ def _compiler() -> str | None:
 def _compiled(source: Path, real: str, compiler: str) -> Path:
     """The shared library, from the cache or made now; safe when several processes start at once."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    key = "\n".join((source.read_text(), real, version, *FLAGS, _cpu()))
+    key = "\n".join(
+        (*(f.read_text() for f in sorted(source.parent.glob("*.[ch]"))), source.name, real, version, *FLAGS, _cpu())
+    )
     folder = _cache_folder()
     target = folder / f"{source.stem}-{real}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.so"
     if not target.exists():
@@ -71,7 +78,7 @@ def _compiled(source: Path, real: str, compiler: str) -> Path:
         handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
         os.close(handle)
         try:
-            command = [compiler, *FLAGS, f"-DREAL={real}", str(source), "-o", partial]
+            command = [compiler, *FLAGS, f"-DREAL={real}", str(source), "-o", partial, "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
             os.replace(partial, target)  # whole or not at all; a second process replaces it by the same
         finally:

@@ -16,7 +16,7 @@ import torch
 
 from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops.frame import Frame, cut, joined
-from membydesign.ops.mean_pass import Gains, mean_pass
+from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
@@ -24,21 +24,28 @@ if TYPE_CHECKING:
 
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
+    from membydesign.ops.mean_pass import Means
 
 
 def filter_chunk(
-    drift: RowDrift, initial: Belief, x: Inputs, size: int, *, return_variance: bool, return_evidence: bool
+    drift: RowDrift,
+    initial: Belief,
+    x: Inputs,
+    size: int,
+    means: Means,
+    *,
+    return_variance: bool,
+    return_evidence: bool,
 ) -> Run:
     """`LatentInput` with `MeanOnly` or `Dense`, over [B,T]."""
     assert x.prior_variance is not None
-    frame = Frame.of(*drift, size)
     precision = 1 / (x.prior_variance + x.write_noise)
     trust = precision * x.prior_variance
-    found = mean_pass(frame, size, initial.mean, x.q, None, x.v, Gains(x.k, trust))
+    found = means(drift, size, initial.mean, x.q, None, x.v, Gains(x.k, trust))
     covariance = variance = None
     if initial.covariance is not None:
         left = (trust * x.write_noise)[..., 0]  # ω r²: what a write leaves unknown of its coefficient
-        covariance, variance = _covariance_pass(frame, size, initial.covariance[:, :, 0], x, left)
+        covariance, variance = _covariance_pass(Frame.of(*drift, size), size, initial.covariance[:, :, 0], x, left)
         covariance = covariance[:, :, None]
     return Run(
         found.output,

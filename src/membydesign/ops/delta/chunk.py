@@ -9,24 +9,31 @@ from typing import TYPE_CHECKING
 
 from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops.delta.naive import read_variance
-from membydesign.ops.frame import Frame
 from membydesign.ops.gaussian import WriteEvent
-from membydesign.ops.mean_pass import Gains, mean_pass
+from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
+    from membydesign.ops.mean_pass import Means
 
 
 def filter_chunk(
-    drift: RowDrift, initial: Belief, x: Inputs, size: int, *, return_variance: bool, return_evidence: bool
+    drift: RowDrift,
+    initial: Belief,
+    x: Inputs,
+    size: int,
+    means: Means,
+    *,
+    return_variance: bool,
+    return_evidence: bool,
 ) -> Run:
     """`ObserveMemory` with `Reset` or `PerColumnReset`, over [B,T]."""
     assert x.prior_variance is not None
     precision = 1 / (x.write_noise + x.prior_variance * x.k.square().sum(-1, keepdim=True))
     gains = Gains(x.k, precision * x.prior_variance)
-    found = mean_pass(Frame.of(*drift, size), size, initial.mean, x.q, x.k, x.v, gains)
+    found = means(drift, size, initial.mean, x.q, x.k, x.v, gains)
     write = WriteEvent(x.k, precision, found.error)
     return Run(
         found.output,

@@ -25,11 +25,10 @@ from torch import Tensor
 
 from membydesign.belief import Belief
 from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
+from membydesign.ops.operator import refuse_second_derivatives
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
 
@@ -143,14 +142,6 @@ def pass_all(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, T
         left.append(behind)
     factor, error, failed = (torch.stack(parts, 3) for parts in zip(*left, strict=True))
     return M, P, torch.stack(starts_M, 3), torch.stack(starts_P, 3), factor, error, failed
-
-
-def refuse_second_derivatives(grads: Sequence[Tensor | None]) -> None:
-    """A backward written by hand has no backward of its own: say so instead of returning a part of the answer."""
-    if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in grads):
-        raise RuntimeError(
-            'this filter can be differentiated once, and create_graph=True asks for more; use method="recurrent"'
-        )
 
 
 class _Pass(torch.autograd.Function):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.belief import Belief, gaussian_log_density
-from membydesign.ops.frame import Frame
-from membydesign.ops.mean_pass import Gains, mean_pass
+from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
+    from membydesign.ops.mean_pass import Means
 
 
 class _Gain(NamedTuple):
@@ -37,6 +37,7 @@ def filter_chunk(
     initial: Belief,
     x: Inputs,
     size: int,
+    means: Means,
     *,
     return_variance: bool,
     return_evidence: bool,
@@ -50,17 +51,17 @@ def filter_chunk(
     warped, precision = (
         torch.stack([getattr(gain, name) for gain in found], 1) for name in ("warped_key", "precision")
     )
-    means = mean_pass(Frame.of(*drift, size), size, initial.mean, x.q, x.k, x.v, Gains(warped, precision))
+    found_means = means(drift, size, initial.mean, x.q, x.k, x.v, Gains(warped, precision))
     variance = None
     if return_variance:
         variances = torch.stack([gain.variances for gain in found], 1)
         variance = torch.einsum("bthgd,bthd->bthg", variances, x.q.square())
     return Run(
-        means.output,
-        Belief(means.mean, p),
+        found_means.output,
+        Belief(found_means.mean, p),
         precision,
         variance,
-        gaussian_log_density(means.error, precision) if return_evidence else None,
+        gaussian_log_density(found_means.error, precision) if return_evidence else None,
     )
 
 

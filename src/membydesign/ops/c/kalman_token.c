@@ -5,53 +5,11 @@
  *     M = A M,  P = A P A' + l2 N,   u = P k,   b = 1/(r2 + k'u),   e = v - M'k,   M += b u e',   P -= b u u',   o = M'q
  *
  * Rows of a rotation come de-interleaved (real parts, then imaginary parts), so that the two rows of a pair lie D/2 apart
- * and every inner loop runs over neighbours. P is symmetric: its rows serve as columns. Matrices are row-major. REAL is
- * float or double. Nothing is checked here: the caller looks at b and the results.
+ * and every inner loop runs over neighbours. P is symmetric: its rows serve as columns. Nothing is checked here: the caller
+ * looks at b and the results.
  */
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#ifndef REAL
-#define REAL float
-#endif
-#define EACH(i, n) for (int64_t i = 0; i < (n); i++)
-#define SIMD _Pragma("omp simd")
-#define INLINE static inline __attribute__((always_inline))
-
-typedef struct {
-  int64_t T, H, G, D, M;          /* M: value columns of one group */
-  int64_t R;                      /* decays of a token: 1 for all rows, D, or D/2 for pairs */
-  int64_t rotates;                /* whether drift turns pairs of rows */
-  int64_t interval;               /* tokens between two saved beliefs */
-  const REAL *q, *k, *v;          /* [B,T,H,D], [B,T,H,D], [B,T,H,G,M] */
-  const REAL *l2, *r2;            /* [B,T,H], [B,T,H,G] */
-  const REAL *a, *s;              /* decays [B,T,H,R] and NULL; or rho cos and rho sin, [B,T,H,R] each */
-  const REAL *rows;               /* diagonal of N, [D] */
-} Inputs;
-
-typedef struct {
-  REAL *M, *P;                    /* in: belief at the start, out: at the end; [B,H,G,D,M], [B,H,G,D,D] */
-  REAL *o, *b, *e, *variance;     /* [B,T,H,G,M], [B,T,H,G], [B,T,H,G,M], [B,T,H,G] or NULL */
-  REAL *saved_M, *saved_P;        /* beliefs before tokens 0, interval, …: [B,H,G,K,D,M], [B,H,G,K,D,D], or NULL */
-} Outputs;
-
-typedef struct {
-  const REAL *saved_M, *saved_P;
-  const REAL *o, *b, *e, *variance;  /* gradients of the outputs; variance may be NULL */
-  REAL *M, *P;                       /* in: gradient of the belief at the end, out: at the start */
-  REAL *q, *k, *v, *l2, *r2, *log_a, *angle; /* gradients of the inputs, zero at first; angle NULL without rotation */
-} Gradients;
-
-INLINE int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
-
-INLINE void add(REAL *restrict y, REAL c, const REAL *restrict x, int64_t n) { SIMD EACH(i, n) y[i] += c * x[i]; }
-
-INLINE REAL dot(const REAL *restrict x, const REAL *restrict y, int64_t n) {
-  REAL total = 0;
-  _Pragma("omp simd reduction(+ : total)") EACH(i, n) total += x[i] * y[i];
-  return total;
-}
+#include "blocks.h"
+#include "kalman.h"
 
 /* x, y = c x - s y, s x + c y */
 INLINE void turn(REAL *restrict x, REAL *restrict y, REAL c, REAL s, int64_t n) {
@@ -195,8 +153,13 @@ INLINE void turn_M(REAL *to, const REAL *from, const REAL *restrict c, const REA
   }
 }
 
-/* The decays of a token, one for each row; `spread` has room for them. */
+/* The decays of a token, one for each row; or rho cos and then rho sin of each pair. `spread` has room for them. */
 INLINE const REAL *decays(const Inputs *x, int64_t at, REAL *spread, int64_t D) {
+  if (x->rotates) {
+    const REAL *a = x->a + at * x->R, *c = x->cos + at * x->R, *s = x->sin + at * x->R;
+    SIMD EACH(i, D / 2) spread[i] = a[i] * c[i], spread[i + D / 2] = a[i] * s[i];
+    return spread;
+  }
   if (x->R != 1) return x->a + at * x->R;
   REAL a = x->a[at];
   SIMD EACH(i, D) spread[i] = a;
@@ -213,7 +176,7 @@ INLINE void token(const Inputs *x, int64_t at, int64_t g, const REAL *from_M, co
   memset(e, 0, m * sizeof(REAL));
   memset(o, 0, m * sizeof(REAL));
   if (x->rotates) {
-    const REAL *s = x->s + at * x->R;
+    const REAL *s = a + D / 2;
     turn_P(to_P, from_P, before->c, before->u, a, s, k, u, D);
     turn_M(to_M, from_M, before->c, before->e, last_q, o, a, s, k, e, D, m);
   } else {
@@ -251,7 +214,7 @@ INLINE void read_M(REAL *restrict o, const REAL *restrict q, const REAL *restric
 }
 
 INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_t D, int64_t m, REAL *work) {
-  int64_t T = x->T, H = x->H, G = x->G, K = (T + x->interval - 1) / x->interval;
+  int64_t T = x->T, H = x->H, G = x->G, K = (T + x->C - 1) / x->C;
   REAL *u = work, *spread = u + D, *nowhere = spread + D;
   Pending write = {nowhere + m, nowhere + m + D, nowhere + m + 2 * D};
   EACH(g, G) {
@@ -261,8 +224,8 @@ INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_
     memset(write.c, 0, (2 * D + m) * sizeof(REAL));
     EACH(t, T) {
       int64_t at = ((head / H) * T + t) * H + head % H, out = at * G + g;
-      if (y->saved_M && t % x->interval == 0) {
-        int64_t slot = n * K + t / x->interval;
+      if (y->saved_M && t % x->C == 0) {
+        int64_t slot = n * (K + 1) + t / x->C;
         if (t) read_M(o, q, (settle(M, P, &write, D, m), M), D, m);
         memcpy(y->saved_M + slot * D * m, M, D * m * sizeof(REAL));
         memcpy(y->saved_P + slot * D * D, P, D * D * sizeof(REAL));
@@ -281,6 +244,10 @@ INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_
     settle(M, P, &write, D, m);
     read_M(o, q, M, D, m);
     EACH(i, D) EACH(j, i) P[i * D + j] = P[j * D + i] = (P[i * D + j] + P[j * D + i]) / 2; /* to the last bit */
+    if (y->saved_M) {
+      memcpy(y->saved_M + (n * (K + 1) + K) * D * m, M, D * m * sizeof(REAL));
+      memcpy(y->saved_P + (n * (K + 1) + K) * D * D, P, D * D * sizeof(REAL));
+    }
   }
 }
 
@@ -378,12 +345,12 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
       turn_of_P -= l2 * (x->rows[r] * dP[h * D + r] - x->rows[h] * dP[r * D + h]);
       d->angle[at * R + r] += turn_of_M + 2 * turn_of_P;
     }
-    rotate(dM, dP, x->a + at * R, x->s + at * R, -1, D, m);
+    rotate(dM, dP, a, a + half, -1, D, m);
   }
 }
 
 INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int64_t D, int64_t m, REAL *work) {
-  int64_t T = x->T, H = x->H, G = x->G, I = x->interval, K = (T + I - 1) / I;
+  int64_t T = x->T, H = x->H, G = x->G, I = x->C, K = (T + I - 1) / I;
   REAL *du = work, *spread = du + D, *de = spread + D, *nowhere = de + m, *zero = nowhere + m;
   Pending write = {zero + D, zero + 2 * D, zero + 3 * D};
   REAL *predicted_M = zero + 3 * D + m, *predicted_P = predicted_M + I * D * m;
@@ -393,7 +360,7 @@ INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int
     int64_t n = head * G + g;
     for (int64_t c = K - 1; c >= 0; c--) {
       int64_t start = c * I, count = least(I, T - start);
-      const REAL *M = d->saved_M + (n * K + c) * D * m, *P = d->saved_P + (n * K + c) * D * D;
+      const REAL *M = d->saved_M + (n * (K + 1) + c) * D * m, *P = d->saved_P + (n * (K + 1) + c) * D * D;
       memset(write.c, 0, (2 * D + m) * sizeof(REAL));
       EACH(j, count) { /* the predicted beliefs of this stretch, each from the one before it */
         int64_t at = ((head / H) * T + start + j) * H + head % H;
@@ -412,7 +379,7 @@ INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int
 }
 
 static int64_t work_elements(const Inputs *x) {
-  int64_t D = x->D, m = x->M, I = x->interval;
+  int64_t D = x->D, m = x->M, I = x->C;
   return I * (D * m + D * D + D + m + 1) + 6 * D + 3 * m;
 }
 

@@ -1,0 +1,210 @@
+"""The mean given gains, in native code on a CPU: `c/mean_pass.c`, the same as ops/mean_pass.py.
+
+Forward saves the mean at every chunk's start; backward computes the inside of a chunk anew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor  # noqa: TC002 (torch reads the annotations of operators)
+
+from membydesign.ops import operator
+from membydesign.ops.mean_pass import Gains, MeanPass
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from membydesign.design import RowDrift
+
+SOURCE = operator.SOURCES / "mean_pass.c"
+_Inputs = operator.structure("T H S D M R rotates C", "q k v d strength a cos sin")
+_Outputs = operator.structure("", "M o e saved")
+_Gradients = operator.structure("", "saved o e M q k v d strength log_a angle")
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether the native pass can be had for this type."""
+    return operator.available(SOURCE, dtype)
+
+
+def _inputs(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    direction: Tensor,
+    strength: Tensor,
+    log_decay: Tensor,
+    angle: Tensor | None,
+    size: int,
+) -> tuple[ctypes.Structure, list[Tensor]]:
+    _, T, H, D = q.shape
+    cos, sin = (None, None) if angle is None else (angle.cos(), angle.sin())
+    tensors = {"q": q, "k": k, "v": v, "d": direction, "strength": strength, "a": log_decay.exp()}
+    return operator.filled(
+        _Inputs,
+        {**tensors, "cos": cos, "sin": sin},
+        T=T,
+        H=H,
+        S=strength.shape[-1],
+        D=D,
+        M=v.shape[-1],
+        R=log_decay.shape[-1],
+        rotates=int(angle is not None),
+        C=size,
+    )
+
+
+def _shapes(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    direction: Tensor,
+    strength: Tensor,
+    log_decay: Tensor,
+    angle: Tensor | None,
+    mean: Tensor,
+    size: int,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    del k, direction, strength, log_decay, angle
+    B, H, D, M = mean.shape
+    boundaries = -(-q.shape[1] // size) + 1 if save else 0
+    return v.new_empty(v.shape), mean.new_empty(mean.shape), v.new_empty(v.shape), q.new_empty(B, H, boundaries, D, M)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    direction: Tensor,
+    strength: Tensor,
+    log_decay: Tensor,
+    angle: Tensor | None,
+    mean: Tensor,
+    size: int,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs, mean at the end, errors, and the mean at all boundaries.
+
+    Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle.
+    """
+    output, end, error, saved = _shapes(q, k, v, direction, strength, log_decay, angle, mean, size, save)
+    end.copy_(mean)
+    x, alive = _inputs(q, k, v, direction, strength, log_decay, angle, size)
+    y, _ = operator.filled(_Outputs, {"M": end, "o": output, "e": error, "saved": saved if save else None})
+    operator.call(SOURCE, "forward", q.dtype, x, y, q.shape[0] * q.shape[2])
+    del alive
+    return output, end, error, saved
+
+
+def _shapes_back(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    direction: Tensor,
+    strength: Tensor,
+    log_decay: Tensor,
+    angle: Tensor | None,
+    saved: Tensor,
+    size: int,
+    d_output: Tensor,
+    d_mean: Tensor,
+    d_error: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    del saved, size, d_output, d_error
+    none = q.new_empty(0)
+    own = (q, none if k is None else k, v, direction, strength, log_decay, none if angle is None else angle, d_mean)
+    dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = (x.new_zeros(x.shape) for x in own)
+    return dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean
+
+
+def backward(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    direction: Tensor,
+    strength: Tensor,
+    log_decay: Tensor,
+    angle: Tensor | None,
+    saved: Tensor,
+    size: int,
+    d_output: Tensor,
+    d_mean: Tensor,
+    d_error: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k (empty without one), v, direction, strength, log_decay, angle (likewise) and mean."""
+    found = _shapes_back(q, k, v, direction, strength, log_decay, angle, saved, size, d_output, d_mean, d_error)
+    dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = found
+    dmean.copy_(d_mean)
+    x, alive = _inputs(q, k, v, direction, strength, log_decay, angle, size)
+    given = {"saved": saved, "o": d_output, "e": d_error, "M": dmean}
+    own = {"q": dq, "k": None if k is None else dk, "v": dv, "d": dd, "strength": dstrength, "log_a": dlog_decay}
+    y, also = operator.filled(_Gradients, {**given, **own, "angle": None if angle is None else dangle})
+    operator.call(SOURCE, "backward", q.dtype, x, y, q.shape[0] * q.shape[2])
+    del alive, also
+    return found
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, _, size, _ = inputs
+    ctx.size = size
+    ctx.save_for_backward(*tensors, output[-1])
+
+
+def _gradients(
+    operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    d_output, d_mean, d_error, _ = grads
+    dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = operation(
+        *ctx.saved_tensors, ctx.size, d_output, d_mean, d_error
+    )
+    has_k, has_angle = ctx.saved_tensors[1] is not None, ctx.saved_tensors[6] is not None
+    return dq, dk if has_k else None, dv, dd, dstrength, dlog_decay, dangle if has_angle else None, dmean, None, None
+
+
+OPERATOR = operator.differentiable(
+    "mean_pass",
+    forward,
+    backward,
+    shapes=_shapes,
+    shapes_back=_shapes_back,
+    remember=_remember,
+    gradients=_gradients,
+    saved=1,
+)
+
+
+def mean_pass(
+    drift: RowDrift, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains
+) -> MeanPass:
+    """Run the mean over all chunks; the arguments of `ops.mean_pass.mean_pass`."""
+    direction, strength = gains
+    log_decay, angle = drift
+    if groups := direction.shape[3] if direction.ndim == 5 else 0:  # groups that write in their own directions
+        q, k, log_decay, angle = (None if x is None else _for_groups(x, groups) for x in (q, k, log_decay, angle))
+        assert q is not None
+        assert log_decay is not None
+        direction, strength = direction.flatten(2, 3), strength.unsqueeze(-1).flatten(2, 3)
+        v, mean = (
+            v.unflatten(-1, (groups, -1)).flatten(2, 3),
+            mean.unflatten(-1, (groups, -1)).movedim(3, 2).flatten(1, 2),
+        )
+    if angle is not None:
+        q, direction, mean = operator.apart(q, -1), operator.apart(direction, -1), operator.apart(mean, -2)
+        k, log_decay = None if k is None else operator.apart(k, -1), log_decay[..., 0::2]
+    output, end, error, _ = OPERATOR.apply(q, k, v, direction, strength, log_decay, angle, mean, size)
+    if angle is not None:
+        end = operator.together(end, -2)
+    if groups:
+        output, error = (x.unflatten(2, (-1, groups)).flatten(-2) for x in (output, error))
+        end = end.unflatten(1, (-1, groups)).movedim(2, 3).flatten(-2)
+    return MeanPass(output, error, end)
+
+
+def _for_groups(x: Tensor, groups: int) -> Tensor:
+    """[B,T,H,·] → [B,T,H·G,·], the same for every group."""
+    return x.unsqueeze(3).expand(*x.shape[:3], groups, x.shape[-1]).flatten(2, 3)
