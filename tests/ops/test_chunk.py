@@ -15,6 +15,7 @@ WAYS = [
     {"method": "recurrent"},
     {"method": "chunk", "backend": "torch"},
     {"method": "chunk", "backend": "cpu"},
+    {"method": "chunk", "backend": "cpu", "chunk_size": 64},
 ]
 
 
@@ -60,11 +61,13 @@ def test_chunk_equals_loop(name, T, chunk_size):
     assert_equals_loop(name, T, seed=T, backend="torch", chunk_size=chunk_size)
 
 
-@pytest.mark.parametrize("name", [name for name in DESIGNS if name.startswith("dense")])
-@pytest.mark.parametrize(("T", "D"), [(1, 4), (15, 16), (16, 6), (33, 4), (40, 32)])
-def test_native_equals_loop(name, T, D):
-    """Fewer and more tokens than between two saved beliefs; sizes that the compiler knows and others."""
-    assert_equals_loop(name, T, seed=T, D=D, backend="cpu")
+@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize(
+    ("T", "D", "chunk_size"), [(1, 4, None), (15, 16, None), (33, 6, None), (40, 32, None), (5, 2, 3), (70, 34, 33)]
+)
+def test_native_equals_loop(name, T, D, chunk_size):
+    """One token; fewer and more tokens than a chunk or than between two saved beliefs; odd sizes of everything."""
+    assert_equals_loop(name, T, seed=T, D=D, backend="cpu", chunk_size=chunk_size)
 
 
 @settings(max_examples=30)
@@ -77,7 +80,7 @@ def test_native_equals_loop(name, T, D):
 )
 def test_any_length_and_chunk_size(name, T, chunk_size, pairs, seed):
     assert_equals_loop(name, T, seed, D=2 * pairs, backend="torch", chunk_size=chunk_size)
-    assert_equals_loop(name, T, seed, D=2 * pairs, backend="cpu")
+    assert_equals_loop(name, T, seed, D=2 * pairs, backend="cpu", chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("name", [name for name in DESIGNS if "identity" not in name])

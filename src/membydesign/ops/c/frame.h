@@ -31,7 +31,7 @@ static int64_t frame_elements(int64_t C, int64_t D, int64_t widest) {
 
 /* widest: the largest inner dimension of a product, at least C and D. */
 static Frame frame_room(int64_t C, int64_t D, int64_t R, int rotates, int64_t widest, REAL **work) {
-  Frame F = {.D = D, .R = R == 1 ? 1 : D};
+  Frame F = {.D = D, .R = R > 1 || rotates ? D : 1};
   F.a = take(work, C * F.R);
   F.f = take(work, C * F.R);
   F.phi = take(work, C * C);
