@@ -71,7 +71,7 @@ def _compiled(source: Path, real: str, compiler: str) -> Path:
         handle, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
         os.close(handle)
         try:
-            command = [compiler, *FLAGS, f"-DREAL={real}", str(source), "-o", partial]
+            command = [compiler, *FLAGS, f"-DREAL={real}", str(source), "-o", partial, "-lm"]
             subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
             os.replace(partial, target)  # whole or not at all; a second process replaces it by the same
         finally:
