@@ -161,11 +161,22 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
     """
     if _values_are_hidden(precision):
         return
-    precision, noise = precision.detach(), inputs.write_noise.detach()
-    rounding = math.sqrt(torch.finfo(precision.dtype).eps)
+    _check_precision(precision.detach(), inputs.write_noise.detach())
+    for name, x in results.items():
+        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(x.detach())):
+            index = (~torch.isfinite(x)).nonzero()[0].tolist()
+            hint = "scale the inputs down or use a wider type"
+            raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
+
+
+def _check_precision(precision: Tensor, noise: Tensor) -> None:
+    """Raise if a β is not positive or, beyond rounding, above 1/r²: 1/β is r² + kᵀP̄k. One look says if to search."""
+    bound = 1 + math.sqrt(torch.finfo(precision.dtype).eps)
+    smallest, largest = (value.item() for value in torch.aminmax(precision))
+    if smallest > 0 and math.isfinite(largest) and (precision * noise).max().item() <= bound:
+        return
     carried = torch.isfinite(precision) & (precision != 0)
-    positive = precision * noise <= 1 + rounding  # 1/β = r² + kᵀP̄k ≥ r², and β > 0
-    bad = ~(carried & positive & (precision > 0))
+    bad = ~(carried & (precision * noise <= bound) & (precision > 0))
     if bool(bad.any()):
         index = min(bad.nonzero().tolist(), key=lambda i: i[1])  # the earliest position
         where, at = _where(index, last="group"), tuple(index)
@@ -179,11 +190,6 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
             f"{1 / precision[at].item():.3g} is below its write noise {noise.expand_as(precision)[at].item():.3g}. "
             "Filter in float64, raise write_noise, or give process_noise > 0."
         )
-    for name, x in results.items():
-        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(x.detach())):
-            index = (~torch.isfinite(x)).nonzero()[0].tolist()
-            hint = "scale the inputs down or use a wider type"
-            raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
 
 
 def _values_are_hidden(x: Tensor) -> bool:

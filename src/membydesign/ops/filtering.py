@@ -12,6 +12,7 @@ import torch
 from membydesign.belief import Belief
 from membydesign.ops import checks
 from membydesign.ops.dispatch import run_filter, run_step
+from membydesign.ops.step import native_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,6 +191,9 @@ def filter_step(
         "log_decay": log_decay,
         "angle": angle,
     }
+    found = native_step(design, belief, q, k, v, parameters)
+    if found is not None:
+        return found
     inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,H").map(lambda x: x.unsqueeze(1))
     checks.check_values(design, inputs)
     checks.check_belief(design, belief, "belief", q.shape[0], q, v.shape[-1])

@@ -1,0 +1,294 @@
+/* One decoding step of any design: every head of a batch drifts, is written to and read, and is looked at on the way.
+ *
+ *     w = A'k,   e = v - M'w                            what memory predicts at the key; e = v where it is not observed
+ *     u = A P w + l2 N k,    b = 1/(r2 + k'u)           Dense and Diagonal
+ *     u = lambda k,          b = 1/(r2 + lambda k'k)    Reset and PerColumnReset
+ *     u = lambda k,          b = 1/(r2 + lambda)        LatentInput, whose P first gains lambda k k'
+ *     M = A M + b u e',      P = A P A' + l2 N - b u u',      o = M'q
+ *
+ * M and P are read along the key, then read again and written elsewhere. `step` returns how many heads have a flaw: a
+ * parameter out of bounds, a b that is no precision, an o or P that is not finite. Nothing else needs to be looked at:
+ * whatever is not finite in q, k, v, M or P makes one of these so, since 0 times infinity is not a number. What it
+ * is, the caller finds out. Matrices are row-major; pairs of rows that turn are neighbours. REAL is float or double.
+ */
+#include <float.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tgmath.h>
+
+#ifndef REAL
+#define REAL float
+#endif
+#define EACH(i, n) for (int64_t i = 0; i < (n); i++)
+#define SIMD _Pragma("omp simd")
+#define INLINE static inline __attribute__((always_inline))
+#define LARGEST (sizeof(REAL) == sizeof(float) ? (REAL)FLT_MAX : (REAL)DBL_MAX)
+#define EPSILON (sizeof(REAL) == sizeof(float) ? FLT_EPSILON : DBL_EPSILON)
+#if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF) /* said outright, the same entry above and below the diagonal */
+#define SUBTRACTED(z, x, y) fma(-(x), y, z)
+#else
+#define SUBTRACTED(z, x, y) ((z) - (x) * (y))
+#endif
+
+enum Rule { KALMAN, DELTA, ADDITIVE };
+
+typedef struct {
+  int64_t heads, D, M;
+  int64_t N;        /* gains of a write: noise groups, or columns */
+  int64_t rule;     /* of `enum Rule` */
+  int64_t diagonal; /* whether P is its diagonal */
+  int64_t rotates;  /* whether drift turns pairs of rows */
+  int64_t every;    /* process noise enters every row, or every second one */
+  int64_t l2_head, l2_entry, r2_head, r2_entry, lambda_head, lambda_entry; /* strides of the parameters */
+  int64_t log_a_head, log_a_entry, angle_head, angle_entry;
+} Sizes;
+
+typedef struct {
+  const REAL *q, *k, *v;                        /* [B,H,D], [B,H,D], [B,H,M] */
+  const REAL *from_M, *from_P;                  /* [B,H,D,M], and [B,H,N,D,D] or [B,H,N,D] or NULL */
+  const REAL *l2, *r2, *lambda, *log_a, *angle; /* NULL where the design has none */
+  REAL *M, *P, *o;                              /* the new belief, and what is read of it, [B,H,M] */
+} Tensors;
+
+INLINE REAL dot(const REAL *restrict x, const REAL *restrict y, int64_t n) {
+  REAL total = 0;
+  _Pragma("omp simd reduction(+ : total)") EACH(i, n) total += x[i] * y[i];
+  return total;
+}
+
+/* A x, or A'x with sign = -1; c and s are the decays and NULL, or rho cos and rho sin of each pair. */
+INLINE void drift(REAL *restrict to, const REAL *restrict x, const REAL *restrict c, const REAL *restrict s, REAL sign,
+                  int64_t D) {
+  if (!s) {
+    SIMD EACH(i, D) to[i] = c[i] * x[i];
+    return;
+  }
+  EACH(i, D / 2) {
+    REAL real = x[2 * i], imaginary = x[2 * i + 1], turn = sign * s[i];
+    to[2 * i] = c[i] * real - turn * imaginary;
+    to[2 * i + 1] = turn * real + c[i] * imaginary;
+  }
+}
+
+/* y = X'w for D rows of n, which lie `stride` apart; four rows share the traffic of y. */
+INLINE void look(REAL *restrict y, const REAL *restrict w, const REAL *restrict X, int64_t stride, int64_t D,
+                 int64_t n) {
+  memset(y, 0, n * sizeof(REAL));
+  int64_t i = 0;
+  for (; i + 4 <= D; i += 4) {
+    const REAL *restrict x0 = X + i * stride, *restrict x1 = x0 + stride, *restrict x2 = x1 + stride,
+                        *restrict x3 = x2 + stride;
+    const REAL w0 = w[i], w1 = w[i + 1], w2 = w[i + 2], w3 = w[i + 3];
+    SIMD EACH(j, n) y[j] += (w0 * x0[j] + w1 * x1[j]) + (w2 * x2[j] + w3 * x3[j]);
+  }
+  for (; i < D; i++) {
+    SIMD EACH(j, n) y[j] += w[i] * X[i * stride + j];
+  }
+}
+
+/* to = A M + x y' and o = to'q, for n columns of a mean whose rows lie `stride` apart. */
+INLINE void write_M(REAL *restrict to, const REAL *restrict M, int64_t stride, const REAL *restrict c,
+                    const REAL *restrict s, const REAL *restrict x, const REAL *restrict y, const REAL *restrict q,
+                    REAL *restrict o, int64_t D, int64_t n) {
+  memset(o, 0, n * sizeof(REAL));
+  int64_t i = 0;
+  for (; i + 2 <= D; i += 2) {
+    const REAL *restrict m0 = M + i * stride, *restrict m1 = m0 + stride;
+    REAL *restrict t0 = to + i * stride, *restrict t1 = t0 + stride;
+    const REAL x0 = x[i], x1 = x[i + 1], q0 = q[i], q1 = q[i + 1];
+    if (s) {
+      const REAL cos = c[i / 2], sin = s[i / 2];
+      SIMD EACH(j, n) {
+        REAL z0 = (cos * m0[j] - sin * m1[j]) + x0 * y[j], z1 = (sin * m0[j] + cos * m1[j]) + x1 * y[j];
+        t0[j] = z0, t1[j] = z1;
+        o[j] += q0 * z0 + q1 * z1;
+      }
+    } else {
+      const REAL c0 = c[i], c1 = c[i + 1];
+      SIMD EACH(j, n) {
+        REAL z0 = c0 * m0[j] + x0 * y[j], z1 = c1 * m1[j] + x1 * y[j];
+        t0[j] = z0, t1[j] = z1;
+        o[j] += q0 * z0 + q1 * z1;
+      }
+    }
+  }
+  if (i < D) {
+    SIMD EACH(j, n) {
+      REAL z = c[i] * M[i * stride + j] + x[i] * y[j];
+      to[i * stride + j] = z;
+      o[j] += q[i] * z;
+    }
+  }
+}
+
+/* to = A P A' - b u u', symmetric to the last bit if P is. Returns its sum, to see whether it is finite. */
+INLINE REAL write_P(REAL *restrict to, const REAL *restrict P, const REAL *restrict c, const REAL *restrict u, REAL b,
+                    int64_t D) {
+  REAL sum = 0;
+  int64_t i = 0;
+  for (; i + 2 <= D; i += 2) {
+    const REAL *restrict p0 = P + i * D, *restrict p1 = p0 + D;
+    REAL *restrict t0 = to + i * D, *restrict t1 = t0 + D;
+    const REAL c0 = c[i], c1 = c[i + 1], u0 = u[i], u1 = u[i + 1];
+    _Pragma("omp simd reduction(+ : sum)") EACH(j, D) {
+      REAL z0 = SUBTRACTED((c0 * c[j]) * p0[j], b, u0 * u[j]), z1 = SUBTRACTED((c1 * c[j]) * p1[j], b, u1 * u[j]);
+      t0[j] = z0, t1[j] = z1;
+      sum += z0 + z1;
+    }
+  }
+  if (i < D) {
+    _Pragma("omp simd reduction(+ : sum)") EACH(j, D) {
+      REAL z = SUBTRACTED((c[i] * c[j]) * P[i * D + j], b, u[i] * u[j]);
+      to[i * D + j] = z;
+      sum += z;
+    }
+  }
+  return sum;
+}
+
+/* The same where pairs turn: rows, then columns, then the mean of what lies above and below the diagonal. */
+static REAL turn_P(REAL *to, const REAL *P, const REAL *c, const REAL *s, const REAL *u, REAL b, int64_t D) {
+  EACH(i, D / 2) {
+    const REAL *restrict p0 = P + 2 * i * D, *restrict p1 = p0 + D;
+    REAL *restrict t0 = to + 2 * i * D, *restrict t1 = t0 + D;
+    const REAL cos = c[i], sin = s[i];
+    SIMD EACH(j, D) {
+      t0[j] = cos * p0[j] - sin * p1[j];
+      t1[j] = sin * p0[j] + cos * p1[j];
+    }
+    EACH(j, D / 2) {
+      REAL a0 = t0[2 * j], a1 = t0[2 * j + 1], b0 = t1[2 * j], b1 = t1[2 * j + 1];
+      t0[2 * j] = c[j] * a0 - s[j] * a1, t0[2 * j + 1] = s[j] * a0 + c[j] * a1;
+      t1[2 * j] = c[j] * b0 - s[j] * b1, t1[2 * j + 1] = s[j] * b0 + c[j] * b1;
+    }
+  }
+  REAL sum = 0;
+  EACH(i, D) EACH(j, i + 1) {
+    REAL z = SUBTRACTED((to[i * D + j] + to[j * D + i]) / 2, b, u[i] * u[j]);
+    to[i * D + j] = to[j * D + i] = z;
+    sum += z;
+  }
+  return sum;
+}
+
+/* The diagonal of A P A' - b u u' for a diagonal P. Returns its sum; NaN if a variance is negative. */
+INLINE REAL write_diagonal(REAL *to, const REAL *P, const REAL *c, const REAL *s, const REAL *u, REAL b, int64_t D) {
+  REAL sum = 0;
+  EACH(i, D) {
+    REAL drifted = s ? c[i / 2] * c[i / 2] * P[i] + s[i / 2] * s[i / 2] * P[i ^ 1] : c[i] * c[i] * P[i];
+    to[i] = drifted - b * u[i] * u[i];
+    sum += P[i] < 0 ? (REAL)NAN : to[i];
+  }
+  return sum;
+}
+
+INLINE int is_variance(REAL x) { return x >= 0 && x <= LARGEST; }
+
+/* Whether b is the inverse of a variance of at least r2, up to rounding. */
+INLINE int is_precision(REAL b, REAL r2) { return b > 0 && b <= LARGEST && b * r2 <= 1 + sqrt((REAL)EPSILON); }
+
+/* The decay of each row, or rho cos and rho sin of each pair; 0 if a parameter is out of bounds. */
+INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s, int64_t D) {
+  int good = 1;
+  EACH(i, z->rotates ? D / 2 : D) {
+    REAL log_a = x->log_a ? x->log_a[h * z->log_a_head + i * z->log_a_entry] : 0;
+    good &= log_a <= 0 && log_a >= -LARGEST;
+    c[i] = i && !z->log_a_entry ? c[0] : exp(log_a);
+  }
+  if (z->rotates) EACH(i, D / 2) {
+    REAL angle = x->angle[h * z->angle_head + i * z->angle_entry], rho = c[i];
+    good &= fabs(angle) <= LARGEST;
+    c[i] = rho * cos(angle);
+    s[i] = rho * sin(angle);
+  }
+  return good;
+}
+
+/* Dense and Diagonal: every noise group has a covariance, hence a gain, of its own. */
+static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, const REAL *w, REAL *u,
+                  REAL *y) {
+  const int64_t D = z->D, M = z->M, m = M / z->N;
+  const REAL *k = x->k + h * D, *v = x->v + h * M, *q = x->q + h * D;
+  int64_t entries = z->diagonal ? D : D * D;
+  REAL l2 = x->l2[h * z->l2_head];
+  int good = is_variance(l2);
+  EACH(g, z->N) {
+    const REAL *P = x->from_P + (h * z->N + g) * entries, *from = x->from_M + h * D * M + g * m;
+    REAL *to = x->P + (h * z->N + g) * entries, r2 = x->r2[h * z->r2_head + g * z->r2_entry];
+    if (z->diagonal) {
+      SIMD EACH(i, D) y[i] = P[i] * w[i];
+    } else {
+      look(y, w, P, D, D, D);
+    }
+    drift(u, y, c, s, 1, D);
+    for (int64_t i = 0; i < D; i += z->every) u[i] += l2 * k[i];
+    REAL b = 1 / (r2 + dot(k, u, D));
+    good &= is_variance(r2) && r2 > 0 && is_precision(b, r2);
+    REAL sum = z->diagonal ? write_diagonal(to, P, c, s, u, b, D)
+               : s         ? turn_P(to, P, c, s, u, b, D)
+                           : write_P(to, P, c, u, b, D);
+    for (int64_t i = 0; i < D; i += z->every) sum += to[z->diagonal ? i : i * D + i] += l2;
+    good &= isfinite(sum);
+    look(y, w, from, M, D, m);
+    SIMD EACH(j, m) y[j] = b * (v[g * m + j] - y[j]);
+    write_M(x->M + h * D * M + g * m, from, M, c, s, u, y, q, x->o + h * M + g * m, D, m);
+  }
+  return good;
+}
+
+/* Reset, PerColumnReset and LatentInput: a write lands along its key, with a gain for each group of columns. */
+static int along_key(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, const REAL *w,
+                     REAL *y) {
+  const int64_t D = z->D, M = z->M, m = M / z->N;
+  const REAL *k = x->k + h * D, *v = x->v + h * M, *from = x->from_M + h * D * M;
+  int additive = z->rule == ADDITIVE, good = 1;
+  REAL length = additive ? 1 : dot(k, k, D), added = 0;
+  if (additive) {
+    memset(y, 0, M * sizeof(REAL));
+  } else {
+    look(y, w, from, M, D, M);
+  }
+  EACH(n, z->N) {
+    REAL r2 = x->r2[h * z->r2_head + n * z->r2_entry], lambda = x->lambda[h * z->lambda_head + n * z->lambda_entry];
+    REAL b = 1 / (r2 + lambda * length);
+    good &= is_variance(r2) && is_variance(lambda) && lambda > 0 && (r2 > 0 || additive) && is_precision(b, r2);
+    SIMD EACH(j, m) y[n * m + j] = (b * lambda) * (v[n * m + j] - y[n * m + j]);
+    added = b * lambda * r2; /* lambda - b lambda^2 */
+  }
+  write_M(x->M + h * D * M, from, M, c, s, k, y, x->q + h * D, x->o + h * M, D, M);
+  if (x->P) { /* LatentInput with Dense */
+    const REAL *P = x->from_P + h * D * D;
+    REAL *to = x->P + h * D * D;
+    good &= isfinite(s ? turn_P(to, P, c, s, k, -added, D) : write_P(to, P, c, k, -added, D));
+  }
+  return good;
+}
+
+static int64_t step_head(const Sizes *z, const Tensors *x, int64_t h, REAL *work) {
+  const int64_t D = z->D, M = z->M;
+  REAL *c = work, *s = c + D, *w = s + D, *u = w + D, *y = u + D;
+  int good = drifts(z, x, h, c, s, D);
+  if (!z->rotates) s = NULL;
+  drift(w, x->k + h * D, c, s, -1, D);
+  good &= z->rule == KALMAN ? kalman(z, x, h, c, s, w, u, y) : along_key(z, x, h, c, s, w, y);
+  REAL sum = 0;
+  EACH(j, M) sum += x->o[h * M + j];
+  return !(good && isfinite(sum));
+}
+
+int64_t step(const Sizes *z, const REAL *q, const REAL *k, const REAL *v, const REAL *from_M, const REAL *from_P,
+             const REAL *l2, const REAL *r2, const REAL *lambda, const REAL *log_a, const REAL *angle, REAL *M, REAL *P,
+             REAL *o, int64_t threads) {
+  const Tensors x = {q, k, v, from_M, from_P, l2, r2, lambda, log_a, angle, M, P, o};
+  int64_t flawed = 0;
+  (void)threads; /* unused where the compiler has no OpenMP */
+#pragma omp parallel num_threads(threads) reduction(+ : flawed)
+  {
+    REAL *work = malloc((5 * z->D + z->M) * sizeof(REAL));
+#pragma omp for schedule(static)
+    EACH(h, z->heads) flawed += step_head(z, &x, h, work);
+    free(work);
+  }
+  return flawed;
+}
