@@ -77,14 +77,6 @@ def run_filter(
 
 def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:
     """One token, [B,1]: the read-out [B,H,M], the new belief, and the precision of the write [B,1,H,G]."""
-    dense = design.rule == "kalman" and isinstance(design.covariance, Dense)
-    drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k) if dense else None
-    if drift is not None and inputs.q.device.type == "cpu" and cpu.available(inputs.q.dtype, True):
-        rows = design.transition.noise_rows(belief.mean)
-        run = cpu.filter_native(
-            drift, rows, belief, inputs, 1, by_token=True, return_variance=False, return_evidence=False
-        )
-        return run.output[:, 0], run.belief, run.precision
     x = inputs.at(0)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)

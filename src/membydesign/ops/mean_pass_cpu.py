@@ -185,14 +185,12 @@ def mean_pass(
     direction, strength = gains
     log_decay, angle = drift
     if groups := direction.shape[3] if direction.ndim == 5 else 0:  # groups that write in their own directions
-        q, k, log_decay, angle = (None if x is None else _for_groups(x, groups) for x in (q, k, log_decay, angle))
-        assert q is not None
-        assert log_decay is not None
+        q, log_decay = _for_groups(q, groups), _for_groups(log_decay, groups)
+        k = None if k is None else _for_groups(k, groups)
+        angle = None if angle is None else _for_groups(angle, groups)
         direction, strength = direction.flatten(2, 3), strength.unsqueeze(-1).flatten(2, 3)
-        v, mean = (
-            v.unflatten(-1, (groups, -1)).flatten(2, 3),
-            mean.unflatten(-1, (groups, -1)).movedim(3, 2).flatten(1, 2),
-        )
+        v = v.unflatten(-1, (groups, -1)).flatten(2, 3)
+        mean = mean.unflatten(-1, (groups, -1)).movedim(3, 2).flatten(1, 2)
     if angle is not None:
         q, direction, mean = operator.apart(q, -1), operator.apart(direction, -1), operator.apart(mean, -2)
         k, log_decay = None if k is None else operator.apart(k, -1), log_decay[..., 0::2]

@@ -1,4 +1,4 @@
-"""A decoding step in native code (`step.c`): every rule, with the four transitions, on a CPU, without a gradient.
+"""A decoding step in native code (`c/step.c`): every rule, with the four transitions, on a CPU, without a gradient.
 
 It is tried first, and gives the step or declines: where it does not apply, and where anything is wrong with what it was
 given or what it found. Then the long way runs, which knows what is wrong and says so. So all is asked here in the
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from membydesign.ops import native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SOURCE = Path(__file__).with_name("step.c")
+SOURCE = native.FOLDER / "step.c"
 THREADS_FROM = 1 << 16
 """Elements of all beliefs from which on it pays to wake threads."""
 

@@ -9,20 +9,13 @@
  * M and P are read along the key, then read again and written elsewhere. `step` returns how many heads have a flaw: a
  * parameter out of bounds, a b that is no precision, an o or P that is not finite. Nothing else needs to be looked at:
  * whatever is not finite in q, k, v, M or P makes one of these so, since 0 times infinity is not a number. What it
- * is, the caller finds out. Matrices are row-major; pairs of rows that turn are neighbours. REAL is float or double.
+ * is, the caller finds out. Pairs of rows that turn are neighbours.
  */
 #include <float.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <tgmath.h>
 
-#ifndef REAL
-#define REAL float
-#endif
-#define EACH(i, n) for (int64_t i = 0; i < (n); i++)
-#define SIMD _Pragma("omp simd")
-#define INLINE static inline __attribute__((always_inline))
+#include "blocks.h"
+
 #define LARGEST (sizeof(REAL) == sizeof(float) ? (REAL)FLT_MAX : (REAL)DBL_MAX)
 #define EPSILON (sizeof(REAL) == sizeof(float) ? FLT_EPSILON : DBL_EPSILON)
 #if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF) /* said outright, the same entry above and below the diagonal */
@@ -50,12 +43,6 @@ typedef struct {
   const REAL *l2, *r2, *lambda, *log_a, *angle; /* NULL where the design has none */
   REAL *M, *P, *o;                              /* the new belief, and what is read of it, [B,H,M] */
 } Tensors;
-
-INLINE REAL dot(const REAL *restrict x, const REAL *restrict y, int64_t n) {
-  REAL total = 0;
-  _Pragma("omp simd reduction(+ : total)") EACH(i, n) total += x[i] * y[i];
-  return total;
-}
 
 /* A x, or A'x with sign = -1; c and s are the decays and NULL, or rho cos and rho sin of each pair. */
 INLINE void drift(REAL *restrict to, const REAL *restrict x, const REAL *restrict c, const REAL *restrict s, REAL sign,
