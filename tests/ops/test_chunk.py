@@ -135,7 +135,7 @@ def test_a_lost_covariance_is_reported_by_every_way(way, train):
     """Near-duplicate keys, r² = 1e-9, float32: no way of filtering returns numbers for it."""
     generator = torch.Generator().manual_seed(0)
     k = torch.nn.functional.normalize(torch.randn(1, 1, 1, 16, generator=generator), dim=-1)
-    k = k + 1e-4 * torch.randn(1, 50, 1, 16, generator=generator)
+    k = k + 1e-4 * torch.randn(1, 200, 1, 16, generator=generator)
     k.requires_grad_(train)
     design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense())
     with pytest.raises(mbd.NotPositiveDefiniteError, match=r"at batch 0, position \d+, head 0, group 0"):

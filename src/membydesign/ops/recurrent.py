@@ -12,6 +12,8 @@ from membydesign.ops.delta import naive as delta
 from membydesign.ops.kalman import naive as kalman
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from membydesign.design import DesignModel
@@ -36,6 +38,10 @@ class Run(NamedTuple):
     precision: Tensor
     variance: Tensor | None
     write_log_evidence: Tensor | None
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Run:
+        """The same run with f applied to all that it found."""
+        return Run._make(x.map(f) if isinstance(x, Belief) else None if x is None else f(x) for x in self)
 
 
 def filter_recurrent(

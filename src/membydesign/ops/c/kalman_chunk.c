@@ -11,6 +11,9 @@
  */
 #include "frame.h"
 #include "kalman.h"
+#include "wide.h"
+
+#define SURE 16 /* a variance this many times its write noise is conditioned on in double */
 
 /* What all noise groups of a chunk share. */
 typedef struct {
@@ -26,6 +29,7 @@ typedef struct {
 typedef struct {
   int64_t width;    /* D + M + c: the columns of Y, which are X, E and W */
   REAL *U, *R, *Y;  /* [c,D], [c,c], [c,width] */
+  double *wide;     /* room for the same in double */
 } Inside;
 
 static int64_t widest(const Inputs *x) { return x->D + x->M + x->C; }
@@ -41,14 +45,21 @@ static Shared shared_room(const Inputs *x, REAL **work) {
   return s;
 }
 
+static int64_t wide_elements(const Inputs *x) {
+  int64_t C = x->C, D = x->D, M = x->M;
+  return 3 * C * D + D * D + D * M + C * C + C * widest(x) + widest(x) * 64 / (int64_t)sizeof(double) * 2;
+}
+
 static Inside inside_room(const Inputs *x, REAL **work) {
-  Inside y = {0, take(work, x->C * x->D), take(work, x->C * x->C), take(work, x->C * widest(x))};
+  Inside y = {.U = take(work, x->C * x->D), .R = take(work, x->C * x->C), .Y = take(work, x->C * widest(x))};
+  y.wide = (double *)take(work, wide_elements(x) * (int64_t)(sizeof(double) / sizeof(REAL)));
   return y;
 }
 
 static int64_t work_elements(const Inputs *x) {
   int64_t C = x->C, D = x->D, M = x->M;
-  return frame_elements(C, D, widest(x)) + 24 * C * D + C * M + 8 * C * C + 2 * C * widest(x) + 2 * D + 64 * 16;
+  return frame_elements(C, D, widest(x)) + 24 * C * D + C * M + 8 * C * C + 2 * C * widest(x) + 2 * D +
+         2 * wide_elements(x) + 64 * 16;
 }
 
 /* N y of one token: diagonal, or with a 2x2 block for each pair. */
@@ -86,33 +97,65 @@ static void share(const Inputs *x, Shared *s, int64_t first, int64_t c) {
   decayed_products(F, s->k, s->q, s->noisy, s->kk, s->qk, s->exits);
 }
 
+/* The right-hand sides of all tokens, but for the products: what noise, the value and r2 contribute. */
+#define RIGHT_HAND_SIDES                                                                          \
+  EACH(t, c) {                                                                                    \
+    int64_t at = (first + t * H) * x->G + g;                                                      \
+    const REAL *exits = s->exits + t * D, *v = x->v + at * m, *qk = s->qk + t * c, *kk = s->kk + t * c, one = end[0]; \
+    if (R == 1) SIMD EACH(i, D) Y[t * w + i] = one * U[t * D + i] + exits[i];                     \
+    else SIMD EACH(i, D) Y[t * w + i] = end[i] * U[t * D + i] + exits[i];                         \
+    SIMD EACH(j, m) Y[t * w + D + j] = v[j];                                                      \
+    EACH(u, t) Y[t * w + D + m + u] = 0;                                                          \
+    SIMD for (int64_t u = t; u < c; u++) {                                                        \
+      Y[t * w + D + m + u] += qk[u];                                                              \
+      G[t * c + u] += kk[u];                                                                      \
+    }                                                                                             \
+    G[t * c + t] += x->r2[at];                                                                    \
+  }
+
+/* `condition` in double: where writes are far more certain than memory, R is made of differences between almost equal
+ * numbers, which would otherwise cost more digits than the filter does token by token. */
+static int64_t condition_wide(const Inputs *x, const Shared *s, Inside *y, const REAL *M, const REAL *P, int64_t first,
+                              int64_t g) {
+  int64_t c = s->F.c, D = x->D, m = x->M, H = x->H, R = s->F.R, w = y->width;
+  const REAL *end = s->F.f + (c - 1) * R;
+  double *kt = y->wide, *qt = kt + c * D, *U = qt + c * D, *P0 = U + c * D, *M0 = P0 + D * D, *G = M0 + D * m;
+  double *Y = G + c * c, *panel = Y + c * w;
+  EACH(i, c * D) kt[i] = s->kt[i], qt[i] = s->qt[i];
+  EACH(i, D * D) P0[i] = P[i];
+  EACH(i, D * m) M0[i] = M[i];
+  wide_product(c, D, D, wide_view(kt, D), wide_view(P0, D), U, D, wide_SET, panel);
+  wide_product(c, c, D, wide_view(U, D), wide_transposed(kt, D), G, c, wide_SET_UPPER, panel);
+  wide_product(c, c, D, wide_view(U, D), wide_transposed(qt, D), Y + D + m, w, wide_SET_UPPER, panel);
+  RIGHT_HAND_SIDES
+  wide_product(c, m, D, wide_view(kt, D), wide_view(M0, m), Y + D, w, wide_SUBTRACT, panel);
+  int64_t failed = wide_cholesky(G, c, panel);
+  wide_solve(G, c, Y, w, w, panel);
+  EACH(i, c * D) y->U[i] = (REAL)U[i];
+  EACH(i, c * c) y->R[i] = (REAL)G[i];
+  EACH(i, c * w) y->Y[i] = (REAL)Y[i];
+  return failed;
+}
+
 /* U, R and Y from the belief at the chunk's start. Returns the first token whose pivot is not positive, or -1. */
 static int64_t condition(const Inputs *x, const Shared *s, Inside *y, const REAL *M, const REAL *P, int64_t first,
                          int64_t g) {
-  int64_t c = s->F.c, D = x->D, m = x->M, H = x->H, G = x->G, w = D + m + c;
-  const REAL *end = s->F.f + (c - 1) * s->F.R;
-  REAL *panel = s->F.panel;
+  int64_t c = s->F.c, D = x->D, m = x->M, H = x->H, R = s->F.R, w = D + m + c;
+  const REAL *end = s->F.f + (c - 1) * R;
+  REAL *panel = s->F.panel, *U = y->U, *G = y->R, *Y = y->Y;
   y->width = w;
-  product(c, D, D, view(s->kt, D), view(P, D), y->U, D, SET, panel);
-  product(c, c, D, view(y->U, D), transposed(s->kt, D), y->R, c, SET_UPPER, panel);
-  product(c, c, D, view(y->U, D), transposed(s->qt, D), y->Y + D + m, w, SET_UPPER, panel);
+  product(c, D, D, view(s->kt, D), view(P, D), U, D, SET, panel);
+  product(c, c, D, view(U, D), transposed(s->kt, D), G, c, SET_UPPER, panel);
+  product(c, c, D, view(U, D), transposed(s->qt, D), Y + D + m, w, SET_UPPER, panel);
+  RIGHT_HAND_SIDES
+  product(c, m, D, view(s->kt, D), view(M, m), Y + D, w, SUBTRACT, panel);
+  int wide = 0;
+  EACH(t, c) wide |= sizeof(REAL) < sizeof(double) && G[t * c + t] > SURE * x->r2[(first + t * H) * x->G + g];
+  int64_t failed = wide ? condition_wide(x, s, y, M, P, first, g) : cholesky(G, c, panel);
+  if (!wide) solve(G, c, Y, w, w, panel);
   EACH(t, c) {
-    int64_t at = (first + t * H) * G + g;
-    REAL *row = y->Y + t * w, *reads = row + D + m, *R = y->R + t * c;
-    scaled(row, end, y->U + t * D, s->F.R, D);
-    add(row, 1, s->exits + t * D, D);
-    memcpy(row + D, x->v + at * m, m * sizeof(REAL));
-    memset(reads, 0, t * sizeof(REAL));
-    add(reads + t, 1, s->qk + t * c + t, c - t);
-    add(R + t, 1, s->kk + t * c + t, c - t);
-    R[t] += x->r2[at];
-  }
-  product(c, m, D, view(s->kt, D), view(M, m), y->Y + D, w, SUBTRACT, panel);
-  int64_t failed = cholesky(y->R, c, panel);
-  solve(y->R, c, y->Y, w, w, panel);
-  EACH(t, c) {
-    memset(y->R + t * c, 0, t * sizeof(REAL));
-    memset(y->Y + t * w + D + m, 0, t * sizeof(REAL)); /* a read sees no later write */
+    memset(G + t * c, 0, t * sizeof(REAL));
+    memset(Y + t * w + D + m, 0, t * sizeof(REAL)); /* a read sees no later write */
   }
   return failed;
 }

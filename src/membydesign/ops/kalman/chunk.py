@@ -24,13 +24,18 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import Belief
+from membydesign.design import RowDrift
 from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
 from membydesign.ops.operator import refuse_second_derivatives
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
-    from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
+
+
+SURE = 16
+"""A variance along a key this many times its write noise is too much for float32 in chunks: R is made of differences of
+almost equal numbers, which cost more digits than the loop loses. Such a sequence is filtered in float64."""
 
 
 class Noise(NamedTuple):
@@ -220,6 +225,19 @@ def filter_chunk(
     else:
         M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
 
+    if _too_sure(factor, write_noise):
+        wide = [None if t is None else t.double() for t in drift]
+        run = filter_chunk(
+            RowDrift._make(wide),
+            rows.double(),
+            initial.map(lambda t: t.double()),
+            x.map(lambda t: t.double()),
+            size,
+            return_variance=return_variance,
+            return_evidence=return_evidence,
+        )
+        return run.map(lambda t: t.to(x.q.dtype))
+
     # 3. For all chunks at once
     queries, keys = frame.from_start(q)[:, :, None], chunks.keys[:, :, None]
     reads = queries @ P0
@@ -237,6 +255,14 @@ def filter_chunk(
         density = columns * ((2 * math.pi) ** 0.5 * pivots).log() + 0.5 * error.square().sum(-1)
         evidence = -joined(density.sum(2), length)
     return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), _precision(pivots, failed, length), variance, evidence)
+
+
+def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
+    """Whether a float32 filter met writes so much surer than memory that conditioning on many at once costs digits."""
+    if factor.dtype != torch.float32 or factor.is_meta or factor.device.type == "mps" or torch.compiler.is_compiling():
+        return False
+    variances = factor.detach().square().sum(-1)  # the diagonal of G
+    return bool((variances > SURE * write_noise).any())
 
 
 def _precision(pivots: Tensor, failed: Tensor, length: int) -> Tensor:
