@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 
 def check_inputs(
-    design: DesignModel, q: Tensor, k: Tensor, v: Tensor, parameters: Mapping[str, Tensor | float | None], lead: str
+    design: DesignModel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parameters: Mapping[str, Tensor | float | None],
+    lead: str,
+    state_dtype: torch.dtype | None = None,
 ) -> Inputs:
     """Check shapes and types against the design, and bring everything to the state's type.
 
@@ -36,6 +42,7 @@ def check_inputs(
         v: written values, with the axes of `lead` and then M.
         parameters: `process_noise`, `write_noise`, `prior_variance`, `log_decay` and `angle`, as the user gave them.
         lead: the leading axes: "B,T,H" for sequences, "B,H" for one step.
+        state_dtype: the type that the user wants at least; None for that of the widest argument.
     """
     if not isinstance(design, DesignModel):
         name = design if isinstance(design, str) and design in catalogue else "bayesian_layer"
@@ -47,6 +54,10 @@ def check_inputs(
         (p.dtype for p in parameters.values() if isinstance(p, Tensor) and p.is_floating_point()),
         torch.promote_types(q.dtype, torch.float32),
     )
+    if state_dtype is not None:
+        if state_dtype not in (torch.float32, torch.float64) or torch.promote_types(dtype, state_dtype) != state_dtype:
+            _refuse("state_dtype", f"{'torch.float32 or ' * (dtype == torch.float32)}torch.float64", repr(state_dtype))
+        dtype = state_dtype
     checked: dict[str, Tensor | None] = {}
     for name, value in parameters.items():
         if name in asked:

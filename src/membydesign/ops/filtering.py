@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import reduce
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from membydesign.belief import Belief
 from membydesign.ops import checks
 from membydesign.ops.dispatch import run_filter, run_step
+from membydesign.ops.packed import run_packed
 from membydesign.ops.step import native_step
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def filter_sequence(
     method: Literal["chunk", "recurrent"] = "chunk",
     chunk_size: int | None = None,
     backend: Literal["auto", "torch", "cpu"] = "auto",
+    state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
 ) -> Filtered:
@@ -83,6 +84,9 @@ def filter_sequence(
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
         method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
+        backend: "torch" for any device, "cpu" for native code; by default whichever is fastest where the tensors are.
+        state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
+            float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
 
@@ -117,7 +121,9 @@ def filter_sequence(
         "log_decay": log_decay,
         "angle": angle,
     }
-    inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,T,H")
+    inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,T,H", state_dtype=state_dtype)
+    if backend == "cpu" and q.device.type != "cpu":
+        raise ValueError(f'backend: expected "auto" or "torch" for tensors on {q.device}, got "cpu"')
     if return_variance and not design.has_variance:
         raise ValueError(
             f"return_variance: expected False for {design.title}, which keeps no covariance (use covariance=Dense() "
@@ -134,21 +140,18 @@ def filter_sequence(
         checks.check_belief_values(initial, "initial", definite=True)
         initial, inputs = _in_one_type(initial, inputs)
 
-    rows = [initial] if cu_seqlens is None else [initial.map(lambda x, n=n: x[n : n + 1]) for n in range(batch)]
+    way = {
+        "method": method,
+        "backend": backend,
+        "chunk_size": chunk_size,
+        "return_variance": return_variance,
+        "return_evidence": return_evidence,
+    }
     with _without_autocast(q):
-        runs = [
-            run_filter(
-                design,
-                row,
-                inputs.between(start, end),
-                method=method,
-                backend=backend,
-                chunk_size=chunk_size,
-                return_variance=return_variance,
-                return_evidence=return_evidence,
-            )
-            for row, (start, end) in zip(rows, pairwise(bounds), strict=True)
-        ]
+        if cu_seqlens is None:
+            runs = [run_filter(design, initial, inputs, **way)]
+        else:
+            runs = run_packed(design, initial, inputs, bounds, **way)
     return _collect(runs, inputs, q.dtype)
 
 

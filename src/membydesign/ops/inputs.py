@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -41,6 +43,23 @@ class Inputs(NamedTuple):
         """Positions start to end − 1."""
         return self.map(lambda x: x[:, start:end])
 
+    def padded(self, length: int) -> Inputs:
+        """The same with tokens added at the end that neither drift nor write: k = 0, no decay, turn or noise."""
+        missing = length - self.q.shape[1]
+        if not missing:
+            return self
+        positive = {"write_noise", "prior_variance"}
+
+        def longer(name: str, x: Tensor) -> Tensor:
+            return torch.cat([x, x.new_full((len(x), missing, *x.shape[2:]), float(name in positive))], 1)
+
+        return Inputs._make(None if x is None else longer(name, x) for name, x in self._asdict().items())
+
     def map(self, f: Callable[[Tensor], Tensor]) -> Inputs:
         """The same inputs with f applied to each that is present."""
         return Inputs._make(None if x is None else f(x) for x in self)
+
+    @staticmethod
+    def stacked(rows: Sequence[Inputs]) -> Inputs:
+        """Several inputs of one length as a batch."""
+        return Inputs._make(None if parts[0] is None else torch.cat(parts) for parts in zip(*rows, strict=True))
