@@ -107,6 +107,11 @@ def test_speed():
         assert row["against"] == "" or row["ratio"] == pytest.approx(row["value"] / row["reference"])
 
 
+def test_the_loop_is_timed_only_where_its_backward_fits_in_memory():
+    sizes = {task: [size for size in GRID if speed._loop_can(task, size)] for task in works.TASKS}
+    assert sizes == {"forward": list(GRID), "forward+backward": list(GRID[:-1]), "decode": []}
+
+
 def test_transitions():
     rows = rows_of("--only", "transitions", *TINY)
     assert {(row["what"], row["against"]) for row in rows} == {

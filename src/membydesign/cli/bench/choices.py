@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ from membydesign.cli.bench.works import TRAINING, Task, bayesian, prepare
 from membydesign.ops.kalman import cpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 BACKENDS = ("torch", "cpu")
 CHUNK_SIZES = (16, 32, 64)
@@ -29,15 +30,12 @@ def choices(settings: Settings) -> Iterator[Job]:
     """Every backend with every chunk size, and what runs by default, beside the fastest of them."""
     for task in TRAINING:
         for size in settings.sizes or SIZES:
-            yield Job(f"{task} at {size}: backends and chunk sizes", _choices(task, size, settings.rounds))
+            yield Job(f"{task} at {size}: backends and chunk sizes", partial(_choices, task, size, settings.rounds))
 
 
-def _choices(task: Task, size: Size, rounds: int) -> Callable[[], list[Row]]:
-    def run() -> list[Row]:
-        ways = {f"{name} {C}": bayesian(backend=name, chunk_size=C) for name in available() for C in CHUNK_SIZES}
-        works = {name: prepare(work, task, size) for name, work in {**ways, DEFAULT: bayesian()}.items()}
-        times = interleaved(works, rounds)
-        fastest = min(ways, key=times.__getitem__)
-        return [Row("choices", task, str(size), n, times[n], "ms", fastest, times[fastest]) for n in times]
-
-    return run
+def _choices(task: Task, size: Size, rounds: int) -> list[Row]:
+    ways = {f"{name} {C}": bayesian(backend=name, chunk_size=C) for name in available() for C in CHUNK_SIZES}
+    works = {name: prepare(work, task, size) for name, work in {**ways, DEFAULT: bayesian()}.items()}
+    times = interleaved(works, rounds)
+    fastest = min(ways, key=times.__getitem__)
+    return [Row("choices", task, str(size), n, times[n], "ms", fastest, times[fastest]) for n in times]

@@ -21,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,24 +42,21 @@ def memory(settings: Settings) -> Iterator[Job]:
     """Every design beside its peer."""
     for task in TASKS:
         for size in settings.sizes or GRID:
-            yield Job(f"{task} at {size}: peak memory", _memory(task, size, tuple(OURS)))
+            yield Job(f"{task} at {size}: peak memory", partial(_memory, task, size, tuple(OURS)))
     if not settings.sizes:
         task: Task = "forward+backward"
-        yield Job(f"{task} at {TRAINING_SIZE}: peak memory", _memory(task, TRAINING_SIZE, ("bayesian_layer",)))
+        yield Job(f"{task} at {TRAINING_SIZE}: peak memory", partial(_memory, task, TRAINING_SIZE, ("bayesian_layer",)))
 
 
-def _memory(task: Task, size: Size, names: tuple[str, ...]) -> Callable[[], list[Row]]:
-    def run() -> list[Row]:
-        rules = {name: rule_to_compare(name, task) for name in names}
-        theirs = {rule: work.title for rule in PEERS if rule in rules.values() and (work := PEERS[rule]())}
-        references = {rule: peak("theirs", rule, task, size) for rule in theirs}
-        rows = []
-        for name, rule in rules.items():
-            row = ("memory", task, str(size), OURS[name].title, peak("ours", name, task, size), "MiB")
-            rows.append(Row(*row, theirs.get(rule, ""), references.get(rule)))
-        return rows
-
-    return run
+def _memory(task: Task, size: Size, names: tuple[str, ...]) -> list[Row]:
+    rules = {name: rule_to_compare(name, task) for name in names}
+    theirs = {rule: work.title for rule in PEERS if rule in rules.values() and (work := PEERS[rule]())}
+    references = {rule: peak("theirs", rule, task, size) for rule in theirs}
+    rows = []
+    for name, rule in rules.items():
+        row = ("memory", task, str(size), OURS[name].title, peak("ours", name, task, size), "MiB")
+        rows.append(Row(*row, theirs.get(rule, ""), references.get(rule)))
+    return rows
 
 
 def peak(whose: str, name: str, task: Task, size: Size) -> float | None:

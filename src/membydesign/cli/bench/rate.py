@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from membydesign.cli.bench.problem import GRID, Size
@@ -9,7 +10,7 @@ from membydesign.cli.bench.timing import Job, Row, Settings, interleaved, produc
 from membydesign.cli.bench.works import TRAINING, Task, bayesian, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CHUNK = 64
 
@@ -46,31 +47,17 @@ def rate(settings: Settings) -> Iterator[Job]:
     """The Bayesian Layer as it runs by default, counted as its recurrence; and its chunk form, counted as such."""
     for task in TRAINING:
         for size in settings.sizes or GRID:
-            yield Job(f"{task} at {size}: operations a second", _rate(task, size, settings.rounds))
+            yield Job(f"{task} at {size}: operations a second", partial(_rate, task, size, settings.rounds))
 
 
-def _rate(task: Task, size: Size, rounds: int) -> Callable[[], list[Row]]:
-    def run() -> list[Row]:
-        C = min(CHUNK, size.T)
-        ways = {
-            "Bayesian Layer": (bayesian(), 1),
-            f"chunks of {C} in torch": (bayesian(backend="torch", chunk_size=C), C),
-        }
-        works = {name: prepare(work, task, size) for name, (work, _) in ways.items()}
-        times = interleaved({**works, "matrix product": product()}, rounds)
-        reference = product_rate(times["matrix product"])
-        return [
-            Row(
-                "rate",
-                task,
-                str(size),
-                name,
-                operations(size, task, counted) / times[name] / 1e6,
-                "GFLOP/s",
-                "matrix product",
-                reference,
-            )
-            for name, (_, counted) in ways.items()
-        ]
-
-    return run
+def _rate(task: Task, size: Size, rounds: int) -> list[Row]:
+    C = min(CHUNK, size.T)
+    ways = {
+        "Bayesian Layer": (bayesian(), 1),
+        f"chunks of {C} in torch": (bayesian(backend="torch", chunk_size=C), C),
+    }
+    works = {name: prepare(work, task, size) for name, (work, _) in ways.items()}
+    times = interleaved({**works, "matrix product": product()}, rounds)
+    beside = ("GFLOP/s", "matrix product", product_rate(times["matrix product"]))
+    rates = {name: operations(size, task, counted) / times[name] / 1e6 for name, (_, counted) in ways.items()}
+    return [Row("rate", task, str(size), name, value, *beside) for name, value in rates.items()]
