@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce test test-slow lint format
+.PHONY: help setup reproduce bench test test-slow lint format
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -22,6 +22,9 @@ setup: .venv/ready  ## create .venv and install the package with all its tools
 
 reproduce: .venv/command  ## reproduce the paper's collision experiment: table, figures and report (under a minute)
 	$(BIN)/mbd reproduce collision --preset paper --out $(OUT)
+
+bench: .venv/ready  ## measure speed and memory beside Transformers, into benchmarks/ (about half an hour, on an idle machine)
+	$(BIN)/mbd bench --out benchmarks
 
 test: .venv/ready  ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow'

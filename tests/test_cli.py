@@ -52,24 +52,11 @@ def test_zoo_describes_one_design():
         (["zoo", "[/foo]"], "no design named '[/foo]'"),
         (["zoo", "kda", "--markdown"], "--markdown is the page of every design"),
         (["reproduce", "collision", "--out", "README.md"], "README.md is a file"),
-        (["bench", "--size", "1,2"], "--size: expected four whole numbers B,H,T,D"),
         (["report", "nowhere"], "no metrics.json below nowhere"),
     ],
 )
 def test_mistakes_are_explained(words, message):
     assert message in mbd(*words, code=2).stderr
-
-
-def test_bench_times_everything_in_turn():
-    output = mbd("bench", "--size", "1,2,40,8", "--rounds", "2", "--naive").output
-    assert "forward+backward" in output
-    assert "1,2,40,8" in output
-    assert "GFLOP/s" in output
-    measured = json.loads(mbd("bench", "--size", "1,2,40,8", "--rounds", "1", "--json").output)
-    assert [row["task"] for row in measured["measured"]] == ["forward", "forward+backward", "decode"]
-    for row in measured["measured"]:
-        assert row["ratios"][row["peer"]] == 1.0
-        assert all(value > 0 for value in row["milliseconds"].values())
 
 
 def test_reproduce_writes_resumes_and_reports(tmp_path):

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from membydesign import __version__
-from membydesign.cli import bench as measuring
+from membydesign.cli.bench import page
+from membydesign.cli.bench.problem import Size
+from membydesign.cli.bench.sections import SECTIONS, chosen
+from membydesign.cli.bench.timing import Settings, interleaved, product, product_rate
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
@@ -194,50 +197,73 @@ def _table(comparisons: list[record.Comparison]) -> Table:
 @app.command()
 def bench(
     size: Annotated[
-        list[str] | None, typer.Option(help="B,H,T,D (may be given several times). Default: the grid of the docs.")
+        list[str] | None, typer.Option(help="B,H,T,D (may be given several times). Default: each section's own grid.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed in turn; the median counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: its own.")] = None,
-    naive: Annotated[bool, typer.Option("--naive", help="Also time the loop over tokens, which is slow.")] = False,
+    naive: Annotated[
+        bool, typer.Option("--naive", help="Time the loop over tokens, which is slow, at all sizes.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Sections to run: {', '.join(SECTIONS)}; several with commas.")
+    ] = None,
+    choices: Annotated[bool, typer.Option("--choices", help="Short for --only choices.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Also write results.json and results.md to this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Speed on this machine, as ratios to Transformers' Gated DeltaNet in the same run; below 1 is faster.
+    """Speed and memory on this machine, as ratios of things that are measured in turn in one run.
 
-    Install Transformers (without flash-linear-attention) to have the peer; without it, ratios refer to our own layer.
+    - **speed**: forward, forward+backward and one decoding step beside Transformers' own CPU code for the same rule
+    - **transitions**: the Bayesian Layer with a decay of each row, and with rotations, beside one decay
+    - **growth**: time for each token at 32 times the length
+    - **memory**: peak memory of the same tasks, each in a process of its own
+    - **rate**: useful operations a second, beside the machine's own matrix products
+    - **choices**: every backend and chunk size, from which the defaults are chosen
+
+    All of it takes about half an hour; `mbd bench --only speed --size 1,4,2048,64` takes a minute.
     """
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        sizes = [measuring.parse_size(text) for text in size] if size else list(measuring.SIZES)
+        names = chosen([*(only or ()), *(["choices"] if choices else [])])
+        settings = Settings(tuple(map(Size.parse, size or ())), rounds, naive)
+        jobs = [job for name in names for job in SECTIONS[name].jobs(settings)]
     except ValueError as error:
         raise fail(str(error)) from None
-    found = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    if out is not None and out.exists() and not out.is_dir():
+        raise fail(f"--out: expected a folder, and {out} is a file")
+    if page.transformers_version() is None and {"speed", "memory"} & set(names):
+        note = "Transformers is not installed: ours alone, without ratios to it (pip install transformers)."
+        Console(stderr=True, soft_wrap=True).print(note, highlight=False)
+    started, rows = time.perf_counter(), []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        for each in progress.track(sizes, description="timing"):
-            found += measuring.measure(each, rounds, naive=naive)
-    rate = measuring.product_rate()
+        task = progress.add_task("starting", total=len(jobs))
+        for job in jobs:
+            progress.update(task, description=job.title)
+            rows += job.run()
+            progress.advance(task)
+    rate = product_rate(interleaved({"product": product()}, rounds)["product"])
+    made = record.Provenance.now("bench", ",".join(names), time.perf_counter() - started)
+    results = page.Results(made, rate, rows)
+    if out is not None:
+        results.write(out)
     if as_json:
-        rows = [{**asdict(m), "ratios": m.ratios()} for m in found]
-        print(record.to_json({"threads": torch.get_num_threads(), "gflops": rate, "measured": rows}), end="")
+        print(record.to_json(results.as_dict()), end="")
         return
-    if not measuring.transformers_peers():
-        console.print(
-            "Transformers is not installed: ratios refer to our own Bayesian Layer (pip install transformers)."
-        )
-    for task in dict.fromkeys(m.task for m in found):
-        table = Table(title=f"{task}: milliseconds (ratio to the peer)", title_justify="left")
-        table.add_column("B,H,T,D", no_wrap=True)
-        rows = [m for m in found if m.task == task]
-        for name in rows[0].milliseconds:
-            table.add_column(name, justify="right", overflow="fold")
-        for m in rows:
-            cells = (f"{m.milliseconds[name]:.2f} ({ratio:.2f})" for name, ratio in m.ratios().items())
-            table.add_row(",".join(map(str, m.size)), *cells)
-        console.print(table)
-    console.print(f"{torch.get_num_threads()} threads; matrix products run at {rate:.0f} GFLOP/s here.")
+    for title, each in results.pages():
+        console.print(f"[bold underline]{escape(title)}[/]\n")
+        for name, lines in each.groups.items():
+            console.print(f"[bold]{escape(name)}[/bold]", highlight=False)
+            table = Table(box=None, pad_edge=False)
+            for heading in each.headings:
+                table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+            for cells in lines:
+                table.add_row(*cells)
+            console.print(table, "")
+    console.print(results.machine(), highlight=False)
 
 
 @app.command()

@@ -1,0 +1,115 @@
+"""Peak memory of a task, each in a process of its own.
+
+A fresh process imports what it needs, makes its inputs, and runs the same work once at a tiny size, so that libraries,
+compiled code and threads are loaded and not counted. Then it reads how much memory is resident, runs the task once at
+its real size, and reads the highest level that was reached. The difference is what the task needed on top of its
+inputs: outputs, gradients, what is kept for backward, and everything temporary.
+
+The highest level is Linux's VmHWM, set back to the present level by writing 5 to /proc/self/clear_refs. Where that is
+not allowed it is the ru_maxrss of getrusage, which cannot be set back: the difference is then to the highest level
+before, which in a fresh process is a little above the present one, so it can be a little too small. Both count the
+pages of all allocators, not torch's alone.
+
+The process gives large blocks back as soon as they are freed (glibc's threshold for them is held at where it starts).
+Otherwise the heap keeps what it may use again, and the same work peaks at levels that differ by a third.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from membydesign.cli.bench.problem import GRID, Size
+from membydesign.cli.bench.timing import Job, Row, Settings
+from membydesign.cli.bench.works import OURS, PEERS, TASKS, Task, Work, prepare, rule_to_compare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TRAINING_SIZE = Size(1, 4, 16384, 128)
+"""A long sequence, where what is kept for backward counts: the Bayesian Layer, forward+backward."""
+
+
+def memory(settings: Settings) -> Iterator[Job]:
+    """Every design beside its peer."""
+    for task in TASKS:
+        for size in settings.sizes or GRID:
+            yield Job(f"{task} at {size}: peak memory", partial(_memory, task, size, tuple(OURS)))
+    if not settings.sizes:
+        task: Task = "forward+backward"
+        yield Job(f"{task} at {TRAINING_SIZE}: peak memory", partial(_memory, task, TRAINING_SIZE, ("bayesian_layer",)))
+
+
+def _memory(task: Task, size: Size, names: tuple[str, ...]) -> list[Row]:
+    rules = {name: rule_to_compare(name, task) for name in names}
+    theirs = {rule: work.title for rule in PEERS if rule in rules.values() and (work := PEERS[rule]())}
+    references = {rule: peak("theirs", rule, task, size) for rule in theirs}
+    rows = []
+    for name, rule in rules.items():
+        row = ("memory", task, str(size), OURS[name].title, peak("ours", name, task, size), "MiB")
+        rows.append(Row(*row, theirs.get(rule, ""), references.get(rule)))
+    return rows
+
+
+def peak(whose: str, name: str, task: Task, size: Size) -> float | None:
+    """Peak memory in MiB, measured in a fresh process; None if that process failed, for example for want of memory."""
+    words = [sys.executable, "-m", __name__, whose, name, task, str(size), str(torch.get_num_threads())]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        reason = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
+        print(f"mbd bench: no memory of {whose} {name}, {task} at {size}: {reason[0]}", file=sys.stderr)
+        return None
+    return json.loads(result.stdout)
+
+
+def rise(work: Callable[[], object]) -> float:
+    """By how many MiB memory rises above its present level while `work` runs."""
+    gc.collect()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before, after = _status("VmRSS"), lambda: _status("VmHWM")
+    except OSError:
+        before, after = _highest(), _highest
+    result = work()
+    highest = after()
+    del result
+    return max(highest - before, 0.0)
+
+
+def _status(field: str) -> float:
+    """A field of /proc/self/status, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def _highest() -> float:
+    """The highest level of resident memory in this process so far, in MiB."""
+    import resource  # which Windows does not have
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+
+
+def _work(whose: str, name: str) -> Work:
+    work = OURS[name] if whose == "ours" else PEERS[name]()
+    assert work is not None
+    return work
+
+
+def _child(whose: str, name: str, task: Task, size: str, threads: str) -> None:
+    torch.set_num_threads(int(threads))
+    work, wanted = _work(whose, name), Size.parse(size)
+    prepare(work, task, wanted._replace(B=1, T=min(wanted.T, 16)))()
+    print(json.dumps(rise(prepare(work, task, wanted))))
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:])  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,46 @@
+"""The parts of the benchmark, by the names that `mbd bench --only` takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from membydesign.cli.bench.choices import choices
+from membydesign.cli.bench.memory import memory
+from membydesign.cli.bench.rate import rate
+from membydesign.cli.bench.speed import growth, speed, transition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from membydesign.cli.bench.timing import Job, Settings
+
+
+class Section(NamedTuple):
+    """A part of the benchmark.
+
+    Attributes:
+        title: what it says, and how its ratio is to be read.
+        jobs: what is to be run.
+    """
+
+    title: str
+    jobs: Callable[[Settings], Iterator[Job]]
+
+
+SECTIONS: dict[str, Section] = {
+    "speed": Section("Time; a ratio below 1 is faster than the peer", speed),
+    "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
+    "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
+    "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),
+    "rate": Section("Useful operations a second; the ratio is the share of the matrix-product rate", rate),
+    "choices": Section("Every backend and chunk size of the dense filter; times the fastest one's time", choices),
+}
+
+
+def chosen(words: Iterable[str]) -> list[str]:
+    """The sections that a user names, each word one name or several with commas; all of them for no word."""
+    names = [name for word in words for name in word.split(",")]
+    for name in names:
+        if name not in SECTIONS:
+            raise ValueError(f"--only: expected some of {', '.join(SECTIONS)}, got {name!r}")
+    return [name for name in SECTIONS if name in names or not names]

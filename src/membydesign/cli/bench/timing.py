@@ -1,0 +1,110 @@
+"""A clock that takes what is compared in turn, and the rows that everything measured is kept in."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from membydesign.cli.bench.problem import Size
+
+SHORTEST_MS = 5.0
+"""Anything faster is run several times for each reading."""
+
+PRODUCT_N = 1024
+
+RESOLUTION = {"MiB": 1.0}
+"""A reference below this cannot be told from the kernel's own bookkeeping: no ratio is given."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured, beside what it is compared with.
+
+    Attributes:
+        section: speed, transitions, growth, memory, rate or choices.
+        task: forward, forward+backward or decode.
+        size: B,H,T,D.
+        what: what was measured.
+        value: how much of `unit`; None if it failed.
+        unit: of `value` and `reference`.
+        against: what it is compared with; empty if that is not installed.
+        reference: how much the other took; None if it is not installed or failed.
+    """
+
+    section: str
+    task: str
+    size: str
+    what: str
+    value: float | None
+    unit: str
+    against: str = ""
+    reference: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Value over reference."""
+        if self.value is None or self.reference is None or self.reference < RESOLUTION.get(self.unit, 0.0):
+            return None
+        return self.value / self.reference
+
+
+class Settings(NamedTuple):
+    """What a user may choose.
+
+    Attributes:
+        sizes: instead of each section's own; empty for those.
+        rounds: how often everything is timed in turn.
+        naive: whether the loop over tokens is timed at every size.
+    """
+
+    sizes: tuple[Size, ...] = ()
+    rounds: int = 5
+    naive: bool = False
+
+
+class Job(NamedTuple):
+    """A part of a section that shows as one step of progress."""
+
+    title: str
+    run: Callable[[], list[Row]]
+
+
+def interleaved(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """The median time of each in milliseconds, over so many rounds in which each is run in turn, after a warm-up."""
+    repeats = {}
+    for name, work in works.items():
+        once = _milliseconds(work, 1)
+        if once < 1e3:  # else the first time's own costs hardly matter
+            once = _milliseconds(work, 1)
+        repeats[name] = max(1, math.ceil(SHORTEST_MS / max(once, 1e-3)))
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(_milliseconds(work, repeats[name]))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _milliseconds(work: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    return 1e3 * (time.perf_counter() - start) / repeats
+
+
+def product() -> Callable[[], object]:
+    """The matrix product that gives the machine's own rate: n×n by n×n in float32, n = `PRODUCT_N`."""
+    a, b = torch.randn(2, PRODUCT_N, PRODUCT_N).unbind()
+    return lambda: a @ b
+
+
+def product_rate(milliseconds: float) -> float:
+    """GFLOP/s of a `product` that took so long."""
+    return 2 * PRODUCT_N**3 / milliseconds / 1e6
