@@ -21,18 +21,31 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """How native code filters: chunk by chunk, or token by token with a belief saved every `size` tokens."""
+    """How native code runs the dense filter.
+
+    Attributes:
+        size: how many tokens a chunk has; or, token by token, how many lie between two beliefs saved for backward.
+        by_token: token by token, or chunk by chunk.
+    """
 
     size: int
     by_token: bool = False
 
 
-NATIVE = ((16, Choice(16, by_token=True)), (32, Choice(16, by_token=True)), (64, Choice(32)), (256, Choice(64)))
-"""What is fastest on a CPU for the dense filter, up to each D; beyond the last, as for it. `mbd bench --only choices`
-measures it anew."""
+NATIVE = ((32, Choice(16, by_token=True)), (64, Choice(32)), (256, Choice(64)))
+"""What is fastest on a CPU up to each D; beyond the last, as for it. `mbd bench --choices` measures it anew."""
 
 TORCH = 64
-"""The chunk size of the torch form; never more than D tokens (or 16), beyond which rounding grows."""
+"""The most tokens in a chunk of the torch form; never more than D of them (or 16), beyond which rounding grows."""
+
+
+def native_choice(D: int, chunk_size: int | None = None) -> Choice:
+    """The way for a key size, or for the chunk size that a user wants; chunks of one token go token by token."""
+    if chunk_size is not None and chunk_size > 1:
+        return Choice(chunk_size)
+    if chunk_size == 1:
+        return Choice(16 if D <= 32 else 32 if D <= 64 else 64, by_token=True)
+    return next((choice for most, choice in NATIVE if most >= D), NATIVE[-1][1])
 
 
 def run_filter(
@@ -55,7 +68,7 @@ def run_filter(
     everywhere = type(design.transition).noise_rows is Transition.noise_rows
     rows = initial.mean.new_ones(1) if everywhere else design.transition.noise_rows(initial.mean)
     if design.rule == "kalman" and isinstance(design.covariance, Dense):
-        choice = _choice(inputs.q.shape[-1]) if chunk_size is None else Choice(chunk_size)
+        choice = native_choice(inputs.q.shape[-1], chunk_size)
         if native and cpu.available(inputs.q.dtype, choice.by_token):
             return cpu.filter_native(
                 drift, rows, initial, inputs, _within(choice.size, inputs), by_token=choice.by_token, **wanted
@@ -80,10 +93,6 @@ def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tenso
     x = inputs.at(0)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
-
-
-def _choice(D: int) -> Choice:
-    return next((choice for most, choice in NATIVE if most >= D), NATIVE[-1][1])
 
 
 def _mean_chunk(design: DesignModel, native: bool, D: int) -> int:

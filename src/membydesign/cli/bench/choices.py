@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BACKENDS = ("torch", "cpu")
-CHUNK_SIZES = (16, 32, 64)
+CHUNK_SIZES = (1, 16, 32, 64)
+"""Chunks of one token are the native code that goes token by token; torch has no such form."""
+
 SIZES = tuple(Size(1, 4, 2048, D) for D in (8, 16, 32, 64, 128, 256))
 DEFAULT = "default"
 
 
 def available() -> tuple[str, ...]:
     """The backends that this machine has; one that it has not would silently run as another."""
-    return tuple(name for name in BACKENDS if name != "cpu" or cpu.available(torch.float32))
+    return tuple(name for name in BACKENDS if name != "cpu" or cpu.available(torch.float32, by_token=True))
 
 
 def choices(settings: Settings) -> Iterator[Job]:
@@ -34,7 +36,12 @@ def choices(settings: Settings) -> Iterator[Job]:
 
 
 def _choices(task: Task, size: Size, rounds: int) -> list[Row]:
-    ways = {f"{name} {C}": bayesian(backend=name, chunk_size=C) for name in available() for C in CHUNK_SIZES}
+    ways = {
+        f"{name} {C}": bayesian(backend=name, chunk_size=C)
+        for name in available()
+        for C in CHUNK_SIZES
+        if C > 1 or name == "cpu"
+    }
     works = {name: prepare(work, task, size) for name, work in {**ways, DEFAULT: bayesian()}.items()}
     times = interleaved(works, rounds)
     fastest = min(ways, key=times.__getitem__)

@@ -57,7 +57,7 @@ class Results:
         for name, section in SECTIONS.items():
             rows = [row for row in self.rows if row.section == name]
             if rows:
-                yield section.title, _all_ways(rows) if name == "choices" else _side_by_side(rows)
+                yield section.title, PAGES.get(name, _side_by_side)(rows)
 
     def markdown(self) -> str:
         """The form of `results.md`."""
@@ -101,6 +101,20 @@ def _all_ways(rows: list[Row]) -> Page:
         line.append(number(r.ratio))
     groups = {task: list(lines.values()) for task, lines in sizes.items()}
     return Page(("B,H,T,D", "fastest", "ms", *ways), groups)
+
+
+def _values(rows: list[Row]) -> Page:
+    """A group for each size, a line for each task, a column for the reference and each way."""
+    ways = list(dict.fromkeys(row.what for row in rows))
+    sizes: dict[str, dict[str, list[str]]] = {}
+    for r in rows:
+        sizes.setdefault(r.size, {}).setdefault(r.task, [r.task, number(r.reference)]).append(number(r.value))
+    groups = {size: list(lines.values()) for size, lines in sizes.items()}
+    return Page(("", rows[0].against, *ways), groups)
+
+
+PAGES = {"choices": _all_ways, "accuracy": _values}
+"""The sections whose tables are not pairs side by side."""
 
 
 def number(x: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from membydesign.cli.bench.problem import GRID, Size
 from membydesign.cli.bench.timing import Job, Row, Settings, interleaved, product, product_rate
 from membydesign.cli.bench.works import TRAINING, Task, bayesian, prepare
+from membydesign.ops.dispatch import native_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,16 +45,16 @@ def operations(size: Size, task: Task, C: int) -> float:
 
 
 def rate(settings: Settings) -> Iterator[Job]:
-    """The Bayesian Layer as it runs by default, counted as its recurrence; and its chunk form, counted as such."""
+    """The Bayesian Layer as it runs by default, and its chunk form in torch; each counted with its own chunks."""
     for task in TRAINING:
         for size in settings.sizes or GRID:
             yield Job(f"{task} at {size}: operations a second", partial(_rate, task, size, settings.rounds))
 
 
 def _rate(task: Task, size: Size, rounds: int) -> list[Row]:
-    C = min(CHUNK, size.T)
+    C, choice = min(CHUNK, size.T), native_choice(size.D)
     ways = {
-        "Bayesian Layer": (bayesian(), 1),
+        "Bayesian Layer": (bayesian(), 1 if choice.by_token else min(choice.size, size.T)),
         f"chunks of {C} in torch": (bayesian(backend="torch", chunk_size=C), C),
     }
     works = {name: prepare(work, task, size) for name, (work, _) in ways.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from membydesign.cli.bench.accuracy import accuracy
 from membydesign.cli.bench.choices import choices
 from membydesign.cli.bench.memory import memory
 from membydesign.cli.bench.rate import rate
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Section] = {
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
     "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),
     "rate": Section("Useful operations a second; the ratio is the share of the matrix-product rate", rate),
+    "accuracy": Section("Distance of float32 from float64, in units of the largest value", accuracy),
     "choices": Section("Every backend and chunk size of the dense filter; times the fastest one's time", choices),
 }
 

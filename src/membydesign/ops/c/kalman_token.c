@@ -201,11 +201,11 @@ INLINE void settle(REAL *M, REAL *P, const Pending *write, int64_t D, int64_t m)
   }
 }
 
-/* c = b u */
+/* c = u = √b u and e = √b e, so that P stays symmetric to the last bit. */
 INLINE void decide(Pending *write, REAL b, const REAL *u, const REAL *e, int64_t D, int64_t m) {
-  SIMD EACH(i, D) write->c[i] = b * u[i];
-  memcpy(write->u, u, D * sizeof(REAL));
-  memcpy(write->e, e, m * sizeof(REAL));
+  REAL root = (REAL)sqrt(b);
+  SIMD EACH(i, D) write->c[i] = write->u[i] = root * u[i];
+  SIMD EACH(j, m) write->e[j] = root * e[j];
 }
 
 INLINE void read_M(REAL *restrict o, const REAL *restrict q, const REAL *restrict M, int64_t D, int64_t m) {
