@@ -9,11 +9,12 @@ class FilterError(ArithmeticError):
     """A filter could not be carried through in the given floating-point type."""
 
 
-class NotPositiveDefiniteError(FilterError):
-    r"""A belief covariance stopped being positive definite.
+class NotPositiveDefiniteError(FilterError, ValueError):
+    r"""A belief covariance is not positive definite: the one that a filter was given, or one that it came to.
 
-    The innovation variance $1/\beta_t = r_t^2 + k_t^\top \bar P_t k_t$ came out below the write noise $r_t^2$ that it
-    contains, which proves that $\bar P_t$ has a negative direction. The message names batch, head, group and position.
+    On the way, the innovation variance $1/\beta_t = r_t^2 + k_t^\top \bar P_t k_t$ came out below the write noise
+    $r_t^2$ that it contains, which proves that $\bar P_t$ has a negative direction. The message names batch, head,
+    group and position.
     """
 
 

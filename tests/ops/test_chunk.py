@@ -131,15 +131,20 @@ def test_unknown_backends_are_refused():
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("train", [False, True])
-def test_a_lost_covariance_is_reported_by_every_way(way, train):
-    """Near-duplicate keys, r² = 1e-9, float32: no way of filtering returns numbers for it."""
+def test_a_lost_covariance_is_reported_or_not_lost(way, train):
+    """Near-duplicate keys, r² = 1e-9, float32: no way of filtering returns wrong numbers for it."""
     generator = torch.Generator().manual_seed(0)
     k = torch.nn.functional.normalize(torch.randn(1, 1, 1, 16, generator=generator), dim=-1)
     k = k + 1e-4 * torch.randn(1, 200, 1, 16, generator=generator)
     k.requires_grad_(train)
     design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense())
+    noises = {"process_noise": 0.0, "write_noise": 1e-9}
+    if way.get("backend") == "torch":  # which goes on in float64 by itself
+        exact = mbd.filter_sequence(design, *[k.detach().double()] * 3, **noises, method="recurrent").output
+        torch.testing.assert_close(mbd.filter_sequence(design, k, k, k, **noises, **way).output, exact.float())
+        return
     with pytest.raises(mbd.NotPositiveDefiniteError, match=r"at batch 0, position \d+, head 0, group 0"):
-        mbd.filter_sequence(design, k, k, k, process_noise=0.0, write_noise=1e-9, **way)
+        mbd.filter_sequence(design, k, k, k, **noises, **way)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
@@ -170,6 +175,7 @@ def test_training_keeps_only_the_boundaries():
     design = DESIGNS["dense-scalar"]
     D, T = 64, 256
     problem = random_problem(design, B=1, H=1, T=T, D=D, M=8, dtype=torch.float32)
+    problem.parameters["write_noise"].fill_(10.0)  # no need to go on in float64
     for x in (problem.q, problem.k, problem.v):
         x.requires_grad_()
     saved = {}

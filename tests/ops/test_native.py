@@ -40,7 +40,7 @@ def kalman_arguments(design_name: str, *, by_token: bool, train: bool):
     mean, covariance = torch.zeros(1, 2, 1, 4, 4), torch.eye(4).expand(1, 2, 1, 4, 4)
     tensors = [problem.q, problem.k, problem.v, step["process_noise"], step["write_noise"], step["log_decay"]]
     leaves = prepared([*tensors, step.get("angle"), torch.ones(4), mean, covariance], train, constant=7)
-    return (*leaves, 8, by_token, True, train)
+    return (*leaves, 8, by_token, True, True, train)
 
 
 def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
@@ -49,7 +49,7 @@ def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
     step = problem.parameters
     tensors = [problem.q, None if additive else problem.k, problem.v, problem.k, torch.rand(1, 18, 2, 2)]
     leaves = prepared([*tensors, step["log_decay"], step.get("angle"), torch.zeros(1, 2, 4, 4)], train)
-    return (*leaves, 8, train)
+    return (*leaves, 8, True, train)
 
 
 def prepared(tensors, train, constant=None):

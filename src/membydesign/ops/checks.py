@@ -158,8 +158,8 @@ def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
     ).info.nonzero()
     if len(failed):
         b, h, g = failed[0].tolist()
-        got = f"a negative eigenvalue at batch {b}, head {h}, group {g}"
-        _refuse(where, "positive semi-definite matrices", got)
+        got = f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0"
+        raise NotPositiveDefiniteError(f"{where}: expected positive semi-definite matrices, got {got}")
 
 
 def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> None:

@@ -37,10 +37,10 @@ class Gains(NamedTuple):
 
 
 class MeanPass(NamedTuple):
-    """What the pass found: outputs [B,T,H,M], errors [B,T,H,M], and the mean at the end [B,H,D,M]."""
+    """What the pass found: outputs [B,T,H,M], errors [B,T,H,M] if asked for, and the mean at the end [B,H,D,M]."""
 
     output: Tensor
-    error: Tensor
+    error: Tensor | None
     mean: Tensor
 
 
@@ -49,7 +49,15 @@ Means = Callable[..., MeanPass]
 
 
 def mean_pass(
-    drift: RowDrift, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains
+    drift: RowDrift,
+    size: int,
+    mean: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    gains: Gains,
+    *,
+    return_error: bool,
 ) -> MeanPass:
     """Run the mean over all chunks.
 
@@ -61,6 +69,7 @@ def mean_pass(
         k: [B,T,H,D]; None for additive writes, which correct no error.
         v: [B,T,H,M].
         gains: direction and strength of every write.
+        return_error: also return the errors.
     """
     length, G = q.shape[1], gains.strength.shape[-1]
     grouped = gains.direction.ndim == 5
@@ -97,6 +106,6 @@ def mean_pass(
     output = shared.from_start(queries) @ M0 + reads @ E
     return MeanPass(
         output=joined(output.movedim(2, -2).flatten(-2), length),
-        error=joined(E.movedim(2, -2).flatten(-2), length),
+        error=joined(E.movedim(2, -2).flatten(-2), length) if return_error else None,
         mean=M.movedim(2, -2).flatten(-2),
     )

@@ -68,12 +68,14 @@ def _shapes(
     angle: Tensor | None,
     mean: Tensor,
     size: int,
+    with_error: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     del k, direction, strength, log_decay, angle
     B, H, D, M = mean.shape
     boundaries = -(-q.shape[1] // size) + 1 if save else 0
-    return v.new_empty(v.shape), mean.new_empty(mean.shape), v.new_empty(v.shape), q.new_empty(B, H, boundaries, D, M)
+    error = v.new_empty(v.shape if with_error else 0)
+    return v.new_empty(v.shape), mean.new_empty(mean.shape), error, q.new_empty(B, H, boundaries, D, M)
 
 
 def forward(
@@ -86,16 +88,19 @@ def forward(
     angle: Tensor | None,
     mean: Tensor,
     size: int,
+    with_error: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, mean at the end, errors, and the mean at all boundaries.
+    """Outputs, mean at the end, errors (empty unless asked for), and the mean at all boundaries.
 
     Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle.
     """
-    output, end, error, saved = _shapes(q, k, v, direction, strength, log_decay, angle, mean, size, save)
+    output, end, error, saved = _shapes(q, k, v, direction, strength, log_decay, angle, mean, size, with_error, save)
     end.copy_(mean)
     x, alive = _inputs(q, k, v, direction, strength, log_decay, angle, size)
-    y, _ = operator.filled(_Outputs, {"M": end, "o": output, "e": error, "saved": saved if save else None})
+    y, _ = operator.filled(
+        _Outputs, {"M": end, "o": output, "e": error if with_error else None, "saved": saved if save else None}
+    )
     operator.call(SOURCE, "forward", q.dtype, x, y, q.shape[0] * q.shape[2])
     del alive
     return output, end, error, saved
@@ -113,7 +118,7 @@ def _shapes_back(
     size: int,
     d_output: Tensor,
     d_mean: Tensor,
-    d_error: Tensor,
+    d_error: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     del saved, size, d_output, d_error
     none = q.new_empty(0)
@@ -134,7 +139,7 @@ def backward(
     size: int,
     d_output: Tensor,
     d_mean: Tensor,
-    d_error: Tensor,
+    d_error: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k (empty without one), v, direction, strength, log_decay, angle (likewise) and mean."""
     found = _shapes_back(q, k, v, direction, strength, log_decay, angle, saved, size, d_output, d_mean, d_error)
@@ -150,20 +155,25 @@ def backward(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, _, size, _ = inputs
-    ctx.size = size
+    *tensors, mean, size, with_error, _ = inputs
+    ctx.size, ctx.with_error, ctx.shapes = size, with_error, (tensors[2].shape, mean.shape)
     ctx.save_for_backward(*tensors, output[-1])
 
 
 def _gradients(
-    operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor]
+    operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     d_output, d_mean, d_error, _ = grads
+    like = ctx.saved_tensors[0]
+    always = (
+        like.new_zeros(shape) if d is None else d for d, shape in zip((d_output, d_mean), ctx.shapes, strict=True)
+    )
     dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = operation(
-        *ctx.saved_tensors, ctx.size, d_output, d_mean, d_error
+        *ctx.saved_tensors, ctx.size, *always, d_error if ctx.with_error else None
     )
     has_k, has_angle = ctx.saved_tensors[1] is not None, ctx.saved_tensors[6] is not None
-    return dq, dk if has_k else None, dv, dd, dstrength, dlog_decay, dangle if has_angle else None, dmean, None, None
+    own = (dq, dk if has_k else None, dv, dd, dstrength, dlog_decay, dangle if has_angle else None, dmean)
+    return (*own, None, None, None)
 
 
 OPERATOR = operator.differentiable(
@@ -179,7 +189,15 @@ OPERATOR = operator.differentiable(
 
 
 def mean_pass(
-    drift: RowDrift, size: int, mean: Tensor, q: Tensor, k: Tensor | None, v: Tensor, gains: Gains
+    drift: RowDrift,
+    size: int,
+    mean: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor,
+    gains: Gains,
+    *,
+    return_error: bool,
 ) -> MeanPass:
     """Run the mean over all chunks; the arguments of `ops.mean_pass.mean_pass`."""
     direction, strength = gains
@@ -194,13 +212,14 @@ def mean_pass(
     if angle is not None:
         q, direction, mean = operator.apart(q, -1), operator.apart(direction, -1), operator.apart(mean, -2)
         k, log_decay = None if k is None else operator.apart(k, -1), log_decay[..., 0::2]
-    output, end, error, _ = OPERATOR.apply(q, k, v, direction, strength, log_decay, angle, mean, size)
+    output, end, error, _ = OPERATOR.apply(q, k, v, direction, strength, log_decay, angle, mean, size, return_error)
     if angle is not None:
         end = operator.together(end, -2)
     if groups:
-        output, error = (x.unflatten(2, (-1, groups)).flatten(-2) for x in (output, error))
+        output = output.unflatten(2, (-1, groups)).flatten(-2)
+        error = error.unflatten(2, (-1, groups)).flatten(-2) if return_error else error
         end = end.unflatten(1, (-1, groups)).movedim(2, 3).flatten(-2)
-    return MeanPass(output, error, end)
+    return MeanPass(output, error if return_error else None, end)
 
 
 def _for_groups(x: Tensor, groups: int) -> Tensor:

@@ -72,7 +72,7 @@ def differentiable(
     shapes: Callable[..., tuple[Tensor, ...]],
     shapes_back: Callable[..., tuple[Tensor, ...]],
     remember: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
-    gradients: Callable[[Callable[..., tuple[Tensor, ...]], Any, Sequence[Tensor]], tuple[Tensor | None, ...]],
+    gradients: Callable[[Callable[..., tuple[Tensor, ...]], Any, Sequence[Tensor | None]], tuple[Tensor | None, ...]],
     saved: int,
 ) -> Operator:
     """Pair a native forward with its backward.
@@ -84,7 +84,8 @@ def differentiable(
         shapes: empty results of `forward`, for torch.compile.
         shapes_back: empty results of `backward`.
         remember: puts into a context what backward needs, from inputs and outputs.
-        gradients: calls backward with what the context has; one gradient for each argument of `forward`.
+        gradients: calls backward with what the context has and the gradients of outputs, None for those that nothing
+            depends on; returns one gradient for each argument of `forward`.
         saved: how many of the last outputs are for backward alone.
     """
     forward_operator = torch.library.custom_op(f"membydesign::{name}_forward", forward, mutates_args=())
@@ -102,13 +103,14 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
             found = forward(*inputs)
+            ctx.set_materialize_grads(False)
             if inputs[-1]:
                 remember(ctx, inputs, found)
             ctx.mark_non_differentiable(*found[-saved:])
             return found
 
         @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
             refuse_second_derivatives(grads)
             return gradients(backward, ctx, grads)
 

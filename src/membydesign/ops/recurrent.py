@@ -57,7 +57,9 @@ def filter_recurrent(
         outputs.append(belief.read(x.q))
         precisions.append(write.precision)
         if return_variance:
-            variances.append(delta.read_variance(write, x) if belief.covariance is None else belief.variance(x.q))
+            variances.append(
+                delta.read_variance(write.precision, x) if belief.covariance is None else belief.variance(x.q)
+            )
         if return_evidence:
             evidences.append(gaussian_log_density(write.error, write.precision))
     return Run(

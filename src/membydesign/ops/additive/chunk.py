@@ -41,7 +41,7 @@ def filter_chunk(
     assert x.prior_variance is not None
     precision = 1 / (x.prior_variance + x.write_noise)
     trust = precision * x.prior_variance
-    found = means(drift, size, initial.mean, x.q, None, x.v, Gains(x.k, trust))
+    found = means(drift, size, initial.mean, x.q, None, x.v, Gains(x.k, trust), return_error=False)
     covariance = variance = None
     if initial.covariance is not None:
         left = (trust * x.write_noise)[..., 0]  # ω r²: what a write leaves unknown of its coefficient

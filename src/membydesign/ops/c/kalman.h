@@ -11,13 +11,13 @@ typedef struct {
 
 typedef struct {
   REAL *M, *P;                /* in: belief at the start, out: at the end; [B,H,G,D,M], [B,H,G,D,D] */
-  REAL *o, *b, *e, *variance; /* [B,T,H,G,M], [B,T,H,G], [B,T,H,G,M], [B,T,H,G] or NULL */
+  REAL *o, *b, *e, *variance; /* [B,T,H,G,M], [B,T,H,G], [B,T,H,G,M] or NULL, [B,T,H,G] or NULL */
   REAL *saved_M, *saved_P;    /* beliefs before tokens 0, C, … and at the end: [B,H,G,K+1,D,M], [B,H,G,K+1,D,D], or NULL */
 } Outputs;
 
 typedef struct {
   const REAL *saved_M, *saved_P;
-  const REAL *o, *b, *e, *variance;          /* gradients of the outputs; variance may be NULL */
+  const REAL *o, *b, *e, *variance;          /* gradients of the outputs; all but o may be NULL */
   REAL *M, *P;                               /* in: gradient of the belief at the end, out: at the start */
   REAL *q, *k, *v, *l2, *r2, *log_a, *angle; /* gradients of the inputs, zero at first; angle NULL without rotation */
 } Gradients;

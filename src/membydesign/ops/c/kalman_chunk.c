@@ -30,6 +30,7 @@ typedef struct {
   int64_t width;    /* D + M + c: the columns of Y, which are X, E and W */
   REAL *U, *R, *Y;  /* [c,D], [c,c], [c,width] */
   double *wide;     /* room for the same in double */
+  double *X, *P;    /* of that, X as columns of Y and P0, if this chunk was conditioned on in double; else NULL */
 } Inside;
 
 static int64_t widest(const Inputs *x) { return x->D + x->M + x->C; }
@@ -134,6 +135,7 @@ static int64_t condition_wide(const Inputs *x, const Shared *s, Inside *y, const
   EACH(i, c * D) y->U[i] = (REAL)U[i];
   EACH(i, c * c) y->R[i] = (REAL)G[i];
   EACH(i, c * w) y->Y[i] = (REAL)Y[i];
+  y->X = Y, y->P = P0;
   return failed;
 }
 
@@ -143,7 +145,7 @@ static int64_t condition(const Inputs *x, const Shared *s, Inside *y, const REAL
   int64_t c = s->F.c, D = x->D, m = x->M, H = x->H, R = s->F.R, w = D + m + c;
   const REAL *end = s->F.f + (c - 1) * R;
   REAL *panel = s->F.panel, *U = y->U, *G = y->R, *Y = y->Y;
-  y->width = w;
+  y->width = w, y->X = y->P = NULL;
   product(c, D, D, view(s->kt, D), view(P, D), U, D, SET, panel);
   product(c, c, D, view(U, D), transposed(s->kt, D), G, c, SET_UPPER, panel);
   product(c, c, D, view(U, D), transposed(s->qt, D), Y + D + m, w, SET_UPPER, panel);
@@ -179,13 +181,18 @@ static void fade(REAL *M, REAL *P, const REAL *f, int64_t R, int64_t D, int64_t 
 }
 
 static void exit_chunk(const Inputs *x, const Shared *s, const Inside *y, REAL *M, REAL *P) {
-  int64_t c = s->F.c, D = x->D, m = x->M, half = D / 2, R = s->F.R;
-  const REAL *n = s->n + (c - 1) * R, *across = s->across + (c - 1) * half;
-  fade(M, P, s->F.f + (c - 1) * R, R, D, m);
+  int64_t c = s->F.c, D = x->D, m = x->M, half = D / 2, R = s->F.R, w = y->width;
+  const REAL *n = s->n + (c - 1) * R, *across = s->across + (c - 1) * half, *f = s->F.f + (c - 1) * R;
+  if (y->X) { /* P0 - X'X in double as well, upper triangle */
+    EACH(i, D) for (int64_t j = i; j < D; j++) y->P[i * D + j] *= (double)f[R == 1 ? 0 : i] * f[R == 1 ? 0 : j];
+    wide_product(D, D, c, wide_transposed(y->X, w), wide_view(y->X, w), y->P, D, wide_SUBTRACT_UPPER, y->X + c * w);
+  }
+  fade(M, P, f, R, D, m);
+  product(D, m, c, transposed(y->Y, w), view(y->Y + D, w), M, m, ADD, s->F.panel);
+  if (y->X) EACH(i, D) for (int64_t j = i; j < D; j++) P[i * D + j] = (REAL)y->P[i * D + j];
   EACH(i, D) P[i * D + i] += R == 1 ? n[0] * x->rows[i] : n[i];
   if (s->mixed) EACH(i, half) P[i * D + i + half] += across[i];
-  product(D, m, c, transposed(y->Y, y->width), view(y->Y + D, y->width), M, m, ADD, s->F.panel);
-  product(D, D, c, transposed(y->Y, y->width), view(y->Y, y->width), P, D, SUBTRACT_UPPER, s->F.panel);
+  if (!y->X) product(D, D, c, transposed(y->Y, w), view(y->Y, w), P, D, SUBTRACT_UPPER, s->F.panel);
   mirror(P, D);
   if (x->rotates) {
     turn_memory(&s->F, M, m, 1);
@@ -204,7 +211,7 @@ static void outputs(const Inputs *x, const Outputs *o, const Shared *s, const In
   EACH(t, c) {
     REAL pivot = y->R[t * c + t];
     o->b[at + t * step] = t == failed ? -1 : 1 / (pivot * pivot);
-    scaled(o->e + (at + t * step) * m, &pivot, y->Y + t * w + D, 1, m);
+    if (o->e) scaled(o->e + (at + t * step) * m, &pivot, y->Y + t * w + D, 1, m);
     if (!o->variance) continue;
     REAL total = dot(work + t * D, s->qt + t * D, D);
     REAL *noisy = work + c * D;

@@ -215,8 +215,8 @@ INLINE void read_M(REAL *restrict o, const REAL *restrict q, const REAL *restric
 
 INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_t D, int64_t m, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, K = (T + x->C - 1) / x->C;
-  REAL *u = work, *spread = u + D, *nowhere = spread + D;
-  Pending write = {nowhere + m, nowhere + m + D, nowhere + m + 2 * D};
+  REAL *u = work, *spread = u + D, *nowhere = spread + D, *own = nowhere + m;
+  Pending write = {own + m, own + m + D, own + m + 2 * D};
   EACH(g, G) {
     int64_t n = head * G + g;
     REAL *M = y->M + n * D * m, *P = y->P + n * D * D, *o = nowhere;
@@ -231,8 +231,9 @@ INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_
         memcpy(y->saved_P + slot * D * D, P, D * D * sizeof(REAL));
         o = nowhere;
       }
-      token(x, at, g, M, P, M, P, &write, q, o, u, y->e + out * m, y->b + out, spread, D, m);
-      decide(&write, y->b[out], u, y->e + out * m, D, m);
+      REAL *e = y->e ? y->e + out * m : own;
+      token(x, at, g, M, P, M, P, &write, q, o, u, e, y->b + out, spread, D, m);
+      decide(&write, y->b[out], u, e, D, m);
       q = x->q + at * D;
       o = y->o + out * m;
       if (y->variance) { /* q'P q after the write, P being still the predicted one */
@@ -278,10 +279,11 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
     SIMD EACH(j, D) du[j] += (u0 * z[0][j] + u1 * z[1][j]) + (u2 * z[2][j] + u3 * z[3][j]);
   }
   for (; i < D; i++) add(du, u[i], dP + i * D, D);
-  REAL db = d->b[out] - dot(u, du, D);
+  REAL db = (d->b ? d->b[out] : 0) - dot(u, du, D);
 
   /* o = M'q and M += b u e' */
-  memcpy(de, d->e + out * m, m * sizeof(REAL));
+  if (d->e) memcpy(de, d->e + out * m, m * sizeof(REAL));
+  else memset(de, 0, m * sizeof(REAL));
   REAL read = b * dot(e, grad_o, m);
   EACH(r, D) {
     const REAL *restrict Mr = M + r * m;
@@ -395,7 +397,7 @@ void forward(const Inputs *x, const Outputs *y, int64_t heads, int64_t threads) 
   (void)threads; /* unused where the compiler has no OpenMP */
 #pragma omp parallel num_threads(threads)
   {
-    REAL *work = malloc((4 * x->D + 2 * x->M) * sizeof(REAL));
+    REAL *work = malloc((4 * x->D + 3 * x->M) * sizeof(REAL));
 #pragma omp for schedule(dynamic, 1)
     EACH(head, heads) {
 #define CALL(D, M) forward_head(x, y, head, D, M, work)

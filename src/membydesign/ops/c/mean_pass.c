@@ -21,11 +21,11 @@ typedef struct {
 } Inputs;
 
 typedef struct {
-  REAL *M, *o, *e, *saved;    /* in and out [B,H,D,M]; [B,T,H,M]; [B,T,H,M]; [B,H,K+1,D,M] or NULL */
+  REAL *M, *o, *e, *saved;    /* in and out [B,H,D,M]; [B,T,H,M]; [B,T,H,M] or NULL; [B,H,K+1,D,M] or NULL */
 } Outputs;
 
 typedef struct {
-  const REAL *saved, *o, *e;                      /* gradients of o and e */
+  const REAL *saved, *o, *e;                      /* gradients of o and, or NULL, e */
   REAL *M;                                        /* in: gradient of the mean at the end, out: at the start */
   REAL *q, *k, *v, *d, *strength, *log_a, *angle; /* gradients of the inputs, zero at first; k, angle may be NULL */
 } Gradients;
@@ -147,7 +147,7 @@ static void forward_head(const Inputs *x, const Outputs *o, int64_t head, REAL *
     inside(x, &y, M, first, c);
     product(c, m, D, view(y.qt, D), view(M, m), o->o + first * m, H * m, SET, panel);
     product(c, m, c, transposed(y.qd, c), view(y.Y, m), o->o + first * m, H * m, ADD, panel);
-    EACH(t, c) memcpy(o->e + (first + t * H) * m, y.E + t * m, m * sizeof(REAL));
+    EACH(t, o->e ? c : 0) memcpy(o->e + (first + t * H) * m, y.E + t * m, m * sizeof(REAL));
     fade(M, y.F.f + (c - 1) * y.F.R, y.F.R, D, m);
     product(D, m, c, transposed(y.exits, D), view(y.Y, m), M, m, ADD, panel);
     if (x->rotates) turn_memory(&y.F, M, m, 1);
@@ -183,7 +183,8 @@ static void chunk_back(const Inputs *x, const Gradients *o, const Chunk *y, Chun
   }
   EACH(t, c) {
     memcpy(d->o + t * m, o->o + (first + t * H) * m, m * sizeof(REAL));
-    memcpy(d->E + t * m, o->e + (first + t * H) * m, m * sizeof(REAL));
+    if (o->e) memcpy(d->E + t * m, o->e + (first + t * H) * m, m * sizeof(REAL));
+    else memset(d->E + t * m, 0, m * sizeof(REAL));
   }
   /* writes, then errors */
   product(c, m, c, view(y->qd, c), view(d->o, m), d->Y, m, SET, panel);

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops.delta.naive import read_variance
-from membydesign.ops.gaussian import WriteEvent
 from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
 
@@ -33,12 +32,11 @@ def filter_chunk(
     assert x.prior_variance is not None
     precision = 1 / (x.write_noise + x.prior_variance * x.k.square().sum(-1, keepdim=True))
     gains = Gains(x.k, precision * x.prior_variance)
-    found = means(drift, size, initial.mean, x.q, x.k, x.v, gains)
-    write = WriteEvent(x.k, precision, found.error)
+    found = means(drift, size, initial.mean, x.q, x.k, x.v, gains, return_error=return_evidence)
     return Run(
         found.output,
         Belief(found.mean),
         precision,
-        read_variance(write, x) if return_variance else None,
-        gaussian_log_density(found.error, precision) if return_evidence else None,
+        read_variance(precision, x) if return_variance else None,
+        None if found.error is None else gaussian_log_density(found.error, precision),
     )

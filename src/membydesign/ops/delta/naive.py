@@ -35,7 +35,7 @@ def step(design: DesignModel, belief: Belief, x: Inputs) -> tuple[Belief, WriteE
     return update(predicted, write), write
 
 
-def read_variance(write: WriteEvent, x: Inputs) -> Tensor:
+def read_variance(precision: Tensor, x: Inputs) -> Tensor:
     r"""What the reset belief claims just after its write: $q^\top(\lambda I - \beta u u^\top)q$, [B,H,G].
 
     Across the key it is $\lambda$ still, along the key $\lambda r^2\beta$: two positive terms, with no cancellation.
@@ -44,4 +44,4 @@ def read_variance(write: WriteEvent, x: Inputs) -> Tensor:
     squared_norm = x.k.square().sum(-1, keepdim=True)
     along = (x.q * x.k).sum(-1, keepdim=True) / torch.where(squared_norm > 0, squared_norm, 1.0)
     across = (x.q - along * x.k).square().sum(-1, keepdim=True)
-    return x.prior_variance * (across + along.square() * squared_norm * x.write_noise * write.precision)
+    return x.prior_variance * (across + along.square() * squared_norm * x.write_noise * precision)

@@ -82,6 +82,7 @@ def _shapes(
     size: int,
     by_token: bool,
     with_variance: bool,
+    with_error: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     del k, process_noise, log_decay, angle, rows, by_token
@@ -92,7 +93,7 @@ def _shapes(
         mean.new_empty(mean.shape),
         covariance.new_empty(covariance.shape),
         write_noise.new_empty(write_noise.shape),
-        v.new_empty(v.shape),
+        v.new_empty(v.shape if with_error else 0),
         q.new_empty(write_noise.shape if with_variance else 0),
         q.new_empty(B, H, G, boundaries, D, m),
         q.new_empty(B, H, G, boundaries, D, D),
@@ -113,21 +114,22 @@ def forward(
     size: int,
     by_token: bool,
     with_variance: bool,
+    with_error: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, mean, covariance, precision, error, variance (empty unless asked for), and the saved beliefs.
+    """Outputs, mean, covariance, precision, error and variance (empty unless asked for), and the saved beliefs.
 
     Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle; mean is
     [B,H,G,D,M/G].
     """
     shared = (q, k, v, process_noise, write_noise, log_decay, angle, rows)
-    found = _shapes(*shared, mean, covariance, size, by_token, with_variance, save)
+    found = _shapes(*shared, mean, covariance, size, by_token, with_variance, with_error, save)
     output, end_mean, end_covariance, precision, error, variance, saved_M, saved_P = found
     end_mean.copy_(mean)
     end_covariance.copy_(covariance)
     x, alive = _inputs(*shared, size)
-    own = {"M": end_mean, "P": end_covariance, "o": output, "b": precision, "e": error}
-    asked = {"variance": variance if with_variance else None}
+    own = {"M": end_mean, "P": end_covariance, "o": output, "b": precision}
+    asked = {"e": error if with_error else None, "variance": variance if with_variance else None}
     saved = {"saved_M": saved_M if save else None, "saved_P": saved_P if save else None}
     y, _ = operator.filled(_Outputs, {**own, **asked, **saved})
     operator.call(source(by_token), "forward", q.dtype, x, y, q.shape[0] * q.shape[2])
@@ -151,8 +153,8 @@ def _shapes_back(
     d_output: Tensor,
     d_mean: Tensor,
     d_covariance: Tensor,
-    d_precision: Tensor,
-    d_error: Tensor,
+    d_precision: Tensor | None,
+    d_error: Tensor | None,
     d_variance: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     del rows, saved_M, saved_P, size, by_token, d_output, d_precision, d_error, d_variance
@@ -178,8 +180,8 @@ def backward(
     d_output: Tensor,
     d_mean: Tensor,
     d_covariance: Tensor,
-    d_precision: Tensor,
-    d_error: Tensor,
+    d_precision: Tensor | None,
+    d_error: Tensor | None,
     d_variance: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, process_noise, write_noise, log_decay, angle (empty without one), mean and covariance."""
@@ -200,21 +202,26 @@ def backward(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, _, _, size, by_token, with_variance, save = inputs
+    *tensors, mean, covariance, size, by_token, with_variance, with_error, save = inputs
     assert save, "a backward needs the saved beliefs"
-    ctx.way, ctx.with_variance = (size, by_token), with_variance
+    ctx.way, ctx.asked = (size, by_token), (with_error, with_variance)
+    ctx.shapes = (tensors[2].shape, mean.shape, covariance.shape)
     ctx.save_for_backward(*tensors, *output[-2:])
 
 
 def _gradients(
-    operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor]
+    operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    *given, d_variance, _, _ = grads
-    *found, dangle, dmean, dcovariance = operation(
-        *ctx.saved_tensors, *ctx.way, *given, d_variance if ctx.with_variance else None
+    d_output, d_mean, d_covariance, d_precision, d_error, d_variance, _, _ = grads
+    like = ctx.saved_tensors[0]
+    always = (
+        like.new_zeros(shape) if d is None else d
+        for d, shape in zip((d_output, d_mean, d_covariance), ctx.shapes, strict=True)
     )
+    asked = (d if wanted else None for d, wanted in zip((d_error, d_variance), ctx.asked, strict=True))
+    *found, dangle, dmean, dcovariance = operation(*ctx.saved_tensors, *ctx.way, *always, d_precision, *asked)
     has_angle = ctx.saved_tensors[6] is not None
-    return (*found, dangle if has_angle else None, None, dmean, dcovariance, None, None, None, None)
+    return (*found, dangle if has_angle else None, None, dmean, dcovariance, *[None] * 5)
 
 
 OPERATOR = operator.differentiable(
@@ -256,7 +263,7 @@ def filter_native(
         log_decay = log_decay[..., 0::2]
     output, mean, covariance, precision, error, variance, *_ = OPERATOR.apply(
         *(q, k, x.v, x.process_noise, x.write_noise, log_decay, angle, rows, mean, covariance),
-        *(size, by_token, return_variance),
+        *(size, by_token, return_variance, return_evidence),
     )
     if angle is not None:
         mean, covariance = operator.together(mean, -2), operator.together(operator.together(covariance, -1), -2)

@@ -51,7 +51,9 @@ def filter_chunk(
     warped, precision = (
         torch.stack([getattr(gain, name) for gain in found], 1) for name in ("warped_key", "precision")
     )
-    found_means = means(drift, size, initial.mean, x.q, x.k, x.v, Gains(warped, precision))
+    found_means = means(
+        drift, size, initial.mean, x.q, x.k, x.v, Gains(warped, precision), return_error=return_evidence
+    )
     variance = None
     if return_variance:
         variances = torch.stack([gain.variances for gain in found], 1)
@@ -61,7 +63,7 @@ def filter_chunk(
         Belief(found_means.mean, p),
         precision,
         variance,
-        gaussian_log_density(found_means.error, precision) if return_evidence else None,
+        None if found_means.error is None else gaussian_log_density(found_means.error, precision),
     )
 
 
