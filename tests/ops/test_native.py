@@ -73,17 +73,20 @@ def test_opcheck_of_the_mean_given_gains(name, additive, train):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_torch_compile(backend):
+@pytest.mark.parametrize(
+    "name", ["dense-scalar", "dense-rotation", "diagonal-scalar", "reset-diagonal", "additive-scalar"]
+)
+def test_torch_compile(name, backend):
     """The public function compiles without a graph break and gives the same numbers and gradients."""
-    design = DESIGNS["dense-scalar"]
+    design = DESIGNS[name]
     problem = random_problem(design, B=1, T=20, H=2, D=4, M=4)
+    names = list(problem.parameters)
 
-    def filtered(q, k, v, log_decay, process_noise, write_noise):
-        step = {"log_decay": log_decay, "process_noise": process_noise, "write_noise": write_noise}
+    def filtered(q, k, v, *parameters):
+        step = dict(zip(names, parameters, strict=True))
         return mbd.filter_sequence(design, q, k, v, **step, backend=backend, chunk_size=8).output
 
-    inputs = [problem.q, problem.k, problem.v, *(problem.parameters[n] for n in ("log_decay", "process_noise"))]
-    inputs = [x.requires_grad_() for x in (*inputs, problem.parameters["write_noise"])]
+    inputs = [x.requires_grad_() for x in (problem.q, problem.k, problem.v, *problem.parameters.values())]
     expected = filtered(*inputs)
     compiled = torch.compile(filtered, backend="aot_eager", fullgraph=True)(*inputs)
     torch.testing.assert_close(compiled, expected, rtol=1e-10, atol=1e-10)
