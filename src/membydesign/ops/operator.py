@@ -104,7 +104,7 @@ def differentiable(
             found = forward(*inputs)
             if inputs[-1]:
                 remember(ctx, inputs, found)
-            ctx.mark_non_differentiable(*found[-saved:])
+            ctx.mark_non_differentiable(*found[len(found) - saved :])
             return found
 
         @staticmethod
