@@ -189,3 +189,28 @@ def test_training_keeps_only_the_boundaries():
     boundaries = T // 32 * (D * D + D * 8)
     assert sum(saved.values()) < 3 * boundaries + 20 * T * (D + 32)
     assert sum(saved.values()) < T * D * D / 2
+
+
+class TurningTogether(mbd.Transition):
+    """All pairs of rows turn by their own angles and fade at one rate."""
+
+    step_parameters = mbd.DampedRotation.step_parameters
+
+    @property
+    def matrix(self):
+        return mbd.Equation("A = ρ R(θ)", r"\mathbf{A} = \rho\mathbf{R}(\theta)")
+
+    def apply(self, x, log_decay, angle):
+        return mbd.DampedRotation().apply(x, log_decay[..., :1].expand_as(angle), angle)
+
+    def per_row(self, log_decay, angle, like):
+        return mbd.RowDrift(log_decay[..., :1], angle)
+
+
+@pytest.mark.parametrize("rule", ["dense", "diagonal", "reset", "additive"])
+@pytest.mark.parametrize("way", WAYS)
+def test_one_decay_for_all_pairs_that_turn(rule, way):
+    """A transition of one's own may share the decay and not the angles."""
+    like = DESIGNS[f"{rule}-rotation"]
+    problem = random_problem(mbd.DesignModel(TurningTogether(), like.write, like.covariance), T=20, D=8)
+    torch.testing.assert_close(problem.filter(**way).output, problem.filter(method="recurrent").output)

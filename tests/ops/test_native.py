@@ -9,7 +9,7 @@ import torch
 
 import membydesign as mbd
 from membydesign.ops import mean_pass_cpu
-from membydesign.ops.kalman import cpu
+from membydesign.ops.kalman import cpu, diagonal_cpu
 from problems import DESIGNS, random_problem
 
 PROGRAM = """
@@ -52,6 +52,15 @@ def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
     return (*leaves, 8, True, train)
 
 
+def diagonal_arguments(design_name: str, *, train: bool):
+    """What the operator of the diagonal covariance takes, for a small problem."""
+    problem = random_problem(DESIGNS[design_name], B=1, T=18, H=2, D=4, M=4)
+    step = problem.parameters
+    tensors = [problem.k, step["process_noise"], step["write_noise"], step["log_decay"], step.get("angle")]
+    leaves = prepared([*tensors, torch.ones(4), torch.ones(1, 2, 2, 4)], train, constant=5)
+    return (*leaves, train)
+
+
 def prepared(tensors, train, constant=None):
     tensors = [None if x is None else x.double().contiguous() for x in tensors]
     return [x if x is None or i == constant else x.clone().requires_grad_(train) for i, x in enumerate(tensors)]
@@ -70,6 +79,12 @@ def test_opcheck_of_the_dense_filter(name, by_token, train):
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_mean_given_gains(name, additive, train):
     torch.library.opcheck(mean_pass_cpu.OPERATOR.forward, mean_pass_arguments(name, additive=additive, train=train))
+
+
+@pytest.mark.parametrize("name", ["diagonal_2_groups-diagonal", "diagonal_2_groups-rotation"])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck_of_the_diagonal_covariance(name, train):
+    torch.library.opcheck(diagonal_cpu.OPERATOR.forward, diagonal_arguments(name, train=train))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])

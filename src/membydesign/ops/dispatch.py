@@ -9,7 +9,7 @@ from membydesign.ops import mean_pass, mean_pass_cpu
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.kalman import chunk as kalman
-from membydesign.ops.kalman import cpu, diagonal
+from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
@@ -85,7 +85,9 @@ def run_filter(
             return additive.filter_chunk(drift, initial, inputs, size, means, **wanted)
         case _:
             assert isinstance(design.covariance, Diagonal)
-            return diagonal.filter_chunk(drift, rows, initial, inputs, size, means, **wanted)
+            native = native and diagonal_cpu.available(inputs.q.dtype)
+            gains = diagonal_cpu.gains if native else diagonal.gains
+            return diagonal.filter_chunk(drift, rows, initial, inputs, size, gains, means, **wanted)
 
 
 def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:

@@ -211,7 +211,7 @@ def mean_pass(
         mean = mean.unflatten(-1, (groups, -1)).movedim(3, 2).flatten(1, 2)
     if angle is not None:
         q, direction, mean = operator.apart(q, -1), operator.apart(direction, -1), operator.apart(mean, -2)
-        k, log_decay = None if k is None else operator.apart(k, -1), log_decay[..., 0::2]
+        k, log_decay = None if k is None else operator.apart(k, -1), operator.of_pairs(log_decay, angle)
     output, end, error, _ = OPERATOR.apply(q, k, v, direction, strength, log_decay, angle, mean, size, return_error)
     if angle is not None:
         end = operator.together(end, -2)

@@ -260,7 +260,7 @@ def filter_native(
     if angle is not None:
         q, k, rows = (operator.apart(t, -1) for t in (q, k, rows))
         mean, covariance = operator.apart(mean, -2), operator.apart(operator.apart(covariance, -1), -2)
-        log_decay = log_decay[..., 0::2]
+        log_decay = operator.of_pairs(log_decay, angle)
     output, mean, covariance, precision, error, variance, *_ = OPERATOR.apply(
         *(q, k, x.v, x.process_noise, x.write_noise, log_decay, angle, rows, mean, covariance),
         *(size, by_token, return_variance, return_evidence),

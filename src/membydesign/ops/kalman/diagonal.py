@@ -9,6 +9,7 @@ and γ_t = β_t in ops/mean_pass.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -25,10 +26,22 @@ if TYPE_CHECKING:
     from membydesign.ops.mean_pass import Means
 
 
-class _Gain(NamedTuple):
-    variances: Tensor  # p_t, [B,H,G,D]
-    warped_key: Tensor  # u_t, [B,H,G,D]
-    precision: Tensor  # β_t, [B,H,G]
+class DiagonalGains(NamedTuple):
+    """The gains of all tokens, and the variances that they leave.
+
+    Attributes:
+        warped_key: u, [B,T,H,G,D].
+        precision: β, [B,T,H,G].
+        variances: p, [B,T,H,G,D].
+    """
+
+    warped_key: Tensor
+    precision: Tensor
+    variances: Tensor
+
+
+FindGains = Callable[..., DiagonalGains]
+"""A way to find the gains: `gains`, or the same in native code."""
 
 
 def filter_chunk(
@@ -37,52 +50,62 @@ def filter_chunk(
     initial: Belief,
     x: Inputs,
     size: int,
+    find_gains: FindGains,
     means: Means,
     *,
     return_variance: bool,
     return_evidence: bool,
 ) -> Run:
     """`ObserveMemory` with `Diagonal`, over [B,T]; `rows` is the diagonal of N, [D] or [1]."""
-    assert initial.covariance is not None
-    p, found = initial.covariance, []
-    for t in range(x.q.shape[1]):
-        found.append(_gain(drift, rows, p, x, t))
-        p = found[-1].variances
-    warped, precision = (
-        torch.stack([getattr(gain, name) for gain in found], 1) for name in ("warped_key", "precision")
-    )
-    found_means = means(
-        drift, size, initial.mean, x.q, x.k, x.v, Gains(warped, precision), return_error=return_evidence
-    )
-    variance = None
-    if return_variance:
-        variances = torch.stack([gain.variances for gain in found], 1)
-        variance = torch.einsum("bthgd,bthd->bthg", variances, x.q.square())
+    warped, precision, variances = find_gains(drift, rows, initial.covariance, x)
+    found = means(drift, size, initial.mean, x.q, x.k, x.v, Gains(warped, precision), return_error=return_evidence)
     return Run(
-        found_means.output,
-        Belief(found_means.mean, p),
+        found.output,
+        Belief(found.mean, variances[:, -1].clone()),  # not a view, which would keep those of all tokens alive
         precision,
-        variance,
-        None if found_means.error is None else gaussian_log_density(found_means.error, precision),
+        torch.einsum("bthgd,bthd->bthg", variances, x.q.square()) if return_variance else None,
+        None if found.error is None else gaussian_log_density(found.error, precision),
     )
 
 
-def _gain(drift: RowDrift, rows: Tensor, p: Tensor, x: Inputs, t: int) -> _Gain:
+def gains(drift: RowDrift, rows: Tensor, start: Tensor, x: Inputs) -> DiagonalGains:
+    """The gains of all tokens.
+
+    Args:
+        drift: how memory drifts.
+        rows: the diagonal of N, [D] or [1].
+        start: the variances before the first token, [B,H,G,D].
+        x: inputs over [B,T].
+    """
     assert x.process_noise is not None
-    noise = x.process_noise[:, t, :, None] * rows  # [B,H,D]
-    squared_decay = (2 * drift.log_decay[:, t]).exp()
-    k = x.k[:, t, :, None]
-    faded = squared_decay[:, :, None] * p
-    if drift.angle is None:
-        predicted = faded + noise[:, :, None]
+    # one unbind for all tokens: the gradient of each x[:, t] would be as large as x
+    squared_decay = (2 * drift.log_decay).exp()[:, :, :, None].unbind(1)
+    noise = (x.process_noise[..., None] * rows)[:, :, :, None].unbind(1)
+    k, write_noise = x.k[:, :, :, None].unbind(1), x.write_noise.unbind(1)
+    angle = None if drift.angle is None else drift.angle[:, :, :, None].unbind(1)
+    p, found = start, []
+    for t in range(len(k)):
+        turn = None if angle is None else angle[t]
+        found.append(_gain(p, squared_decay[t], noise[t], k[t], write_noise[t], turn))
+        p = found[-1].variances
+    return DiagonalGains(*(torch.stack(each, 1) for each in zip(*found, strict=True)))
+
+
+def _gain(
+    p: Tensor, squared_decay: Tensor, noise: Tensor, k: Tensor, write_noise: Tensor, angle: Tensor | None
+) -> DiagonalGains:
+    """One token: the same without the axis T; p [B,H,G,D], squared_decay, noise, k and angle [B,H,1,·]."""
+    faded = squared_decay * p
+    if angle is None:
+        predicted = faded + noise
         u = predicted * k
     else:
-        cos, sin = drift.angle[:, t, :, None].cos(), drift.angle[:, t, :, None].sin()
+        cos, sin = angle.cos(), angle.sin()
         real, imaginary = faded[..., 0::2], faded[..., 1::2]
         diagonal = (cos**2 * real + sin**2 * imaginary, sin**2 * real + cos**2 * imaginary)
-        predicted = torch.stack(diagonal, -1).flatten(-2) + noise[:, :, None]
+        predicted = torch.stack(diagonal, -1).flatten(-2) + noise
         across = cos * sin * (real - imaginary)
         swapped = torch.stack((across * k[..., 1::2], across * k[..., 0::2]), -1).flatten(-2)
         u = predicted * k + swapped
-    precision = 1 / (x.write_noise[:, t] + (k * u).sum(-1))
-    return _Gain(predicted - precision[..., None] * u.square(), u, precision)
+    precision = 1 / (write_noise + (k * u).sum(-1))
+    return DiagonalGains(u, precision, predicted - precision[..., None] * u.square())
