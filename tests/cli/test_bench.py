@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from closeness import assert_close
 from membydesign.cli.app import app
 from membydesign.cli.bench import memory, page, speed, timing, works
+from membydesign.cli.bench.accuracy import LOOP, STREAMS, WAYS
 from membydesign.cli.bench.choices import BACKENDS, CHUNK_SIZES
 from membydesign.cli.bench.problem import GRID, Problem, Size
 from membydesign.cli.bench.rate import chunk_operations, operations
@@ -141,9 +142,17 @@ def test_choices_finds_the_fastest():
         fastest = min((name for name in ways if name != "default"), key=lambda name: ways[name]["value"])
         assert {row["against"] for row in ways.values()} == {fastest}
         assert ways[fastest]["ratio"] == 1.0
-        assert {f"torch {C}" for C in CHUNK_SIZES} | {"default"} <= set(ways)
+        assert {f"torch {C}" for C in CHUNK_SIZES if C > 1} | {"default"} <= set(ways)
         assert set(ways) <= {f"{name} {C}" for name in BACKENDS for C in CHUNK_SIZES} | {"default"}
     assert "fastest" in mbd("--choices", *TINY).output
+
+
+def test_accuracy_is_beside_the_loop():
+    rows = rows_of("--only", "accuracy", *TINY)
+    assert {row["task"].rpartition(", ")[0] for row in rows} == set(STREAMS)
+    assert {row["what"] for row in rows} == set(WAYS) - {LOOP}
+    assert all(row["value"] < 0.1 for row in rows)
+    assert "near-duplicates, covariance" in mbd("--only", "accuracy", *TINY).output
 
 
 def test_memory(monkeypatch):
@@ -214,7 +223,7 @@ def test_without_transformers_ours_stands_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed,everything"], "--only: expected some of speed, transitions, growth, memory, rate, choices"),
+        (["--only", "speed,everything"], "--only: expected some of speed, transitions, growth, memory, rate, accuracy"),
         (["--size", "1,2"], "--size: expected four whole numbers B,H,T,D such as 1,4,2048,64, got '1,2'"),
         (["--size", "1,2,0,8"], "--size: expected numbers of at least 1, got '1,2,0,8'"),
         (

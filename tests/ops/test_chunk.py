@@ -201,9 +201,12 @@ class TurningTogether(mbd.Transition):
         return mbd.Equation("A = ρ R(θ)", r"\mathbf{A} = \rho\mathbf{R}(\theta)")
 
     def apply(self, x, log_decay, angle):
+        assert log_decay is not None
+        assert angle is not None
         return mbd.DampedRotation().apply(x, log_decay[..., :1].expand_as(angle), angle)
 
     def per_row(self, log_decay, angle, like):
+        assert log_decay is not None
         return mbd.RowDrift(log_decay[..., :1], angle)
 
 
