@@ -20,12 +20,24 @@ class RowDrift(NamedTuple):
     r"""A drift that is a decay of each row, or a damped turn of each interleaved pair of rows.
 
     Attributes:
-        log_decay: logarithms of the decays, at most 0: [B,T,H,1] shared by all rows, or [B,T,H,D].
+        log_decay: logarithms of the decays, at most 0: [B,T,H,1] shared by all rows, or [B,T,H,D]; or, with an angle,
+            [B,T,H,D/2] for pairs of rows.
         angle: turn of each pair in radians, [B,T,H,D/2], or None.
     """
 
     log_decay: Tensor
     angle: Tensor | None = None
+
+    def of_rows(self) -> Tensor:
+        """The decays of rows, [B,T,H,1] or [B,T,H,D]."""
+        pairs = self.angle is not None and 1 < self.log_decay.shape[-1] == self.angle.shape[-1]
+        return self.log_decay.repeat_interleave(2, -1) if pairs else self.log_decay
+
+    def of_pairs(self) -> Tensor:
+        """The decays of the pairs of rows that turn, [B,T,H,D/2]."""
+        assert self.angle is not None
+        each_row = self.log_decay.shape[-1] == 2 * self.angle.shape[-1]
+        return self.log_decay[..., 0::2] if each_row else self.log_decay.expand_as(self.angle)
 
 
 class Transition(ABC):
@@ -222,10 +234,10 @@ class DampedRotation(Transition):
         return turned.flatten(-3, -2)
 
     def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
-        """The radius of a pair as the decay of both its rows, [B,T,H,D], and the angle of the pair."""
+        """The radius and the angle of each pair, [B,T,H,D/2]."""
         assert log_decay is not None
         del like
-        return RowDrift(log_decay.repeat_interleave(2, -1), angle)
+        return RowDrift(log_decay, angle)
 
     def noise_rows(self, memory: Tensor) -> Tensor:
         """Ones, [D]; zero in every second row for noise="real"."""

@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from membydesign.design import RowDrift
+
 SUB_BLOCK = 16
 """Rows of a decayed product whose factors are taken from differences of logarithms, entry by entry."""
 
@@ -48,12 +50,12 @@ class Frame(NamedTuple):
     sin: Tensor | None
 
     @staticmethod
-    def of(log_decay: Tensor, angle: Tensor | None, size: int) -> Frame:
-        """The frame of a drift given for each row ([B,T,H,R]) and each pair of rows ([B,T,H,D/2])."""
-        accumulated = cut(log_decay, size).cumsum(3)
-        if angle is None:
+    def of(drift: RowDrift, size: int) -> Frame:
+        """The frame of a drift, in chunks of `size` tokens."""
+        accumulated = cut(drift.of_rows(), size).cumsum(3)
+        if drift.angle is None:
             return Frame(accumulated, None, None)
-        total = cut(angle, size).cumsum(3)
+        total = cut(drift.angle, size).cumsum(3)
         return Frame(accumulated, total.cos(), total.sin())
 
     def enter(self, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def mean_pass(
     grouped = gains.direction.ndim == 5
     # Everything is laid out as [B,H,G,K,C,·]; what the groups share has G = 1.
     strength = cut(gains.strength, size).movedim(-1, 2)
-    shared = Frame.of(*drift, size).for_groups()
+    shared = Frame.of(drift, size).for_groups()
     direction = cut(gains.direction, size)
     direction = shared.enter(direction.movedim(-2, 2) if grouped else direction[:, :, None])
     queries = shared.enter(cut(q, size)[:, :, None])

@@ -93,7 +93,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs, mean at the end, errors (empty unless asked for), and the mean at all boundaries.
 
-    Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle.
+    Rows of the mean are de-interleaved for a rotation. log_decay is [B,T,H,1] or [B,T,H,D]; [B,T,H,D/2] with an angle.
     """
     output, end, error, saved = _shapes(q, k, v, direction, strength, log_decay, angle, mean, size, with_error, save)
     end.copy_(mean)
@@ -201,7 +201,8 @@ def mean_pass(
 ) -> MeanPass:
     """Run the mean over all chunks; the arguments of `ops.mean_pass.mean_pass`."""
     direction, strength = gains
-    log_decay, angle = drift
+    angle = drift.angle
+    log_decay = drift.log_decay if angle is None else drift.of_pairs()
     if groups := direction.shape[3] if direction.ndim == 5 else 0:  # groups that write in their own directions
         q, log_decay = _for_groups(q, groups), _for_groups(log_decay, groups)
         k = None if k is None else _for_groups(k, groups)
@@ -210,8 +211,7 @@ def mean_pass(
         v = v.unflatten(-1, (groups, -1)).flatten(2, 3)
         mean = mean.unflatten(-1, (groups, -1)).movedim(3, 2).flatten(1, 2)
     if angle is not None:
-        q, direction, mean = operator.apart(q, -1), operator.apart(direction, -1), operator.apart(mean, -2)
-        k, log_decay = None if k is None else operator.apart(k, -1), operator.of_pairs(log_decay, angle)
+        mean = operator.apart(mean, -2)
     output, end, error, _ = OPERATOR.apply(q, k, v, direction, strength, log_decay, angle, mean, size, return_error)
     if angle is not None:
         end = operator.together(end, -2)

@@ -139,8 +139,3 @@ def apart(x: Tensor, dim: int) -> Tensor:
 def together(x: Tensor, dim: int) -> Tensor:
     """The inverse of `apart`."""
     return x.unflatten(dim, (2, -1)).transpose(dim - 1, dim).flatten(dim - 1, dim)
-
-
-def of_pairs(log_decay: Tensor, angle: Tensor) -> Tensor:
-    """Decays of the pairs that turn, [..., D/2], from those of their rows, [..., D], or of all rows, [..., 1]."""
-    return log_decay[..., 0::2].expand_as(angle)

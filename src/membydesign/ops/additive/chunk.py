@@ -45,7 +45,7 @@ def filter_chunk(
     covariance = variance = None
     if initial.covariance is not None:
         left = (trust * x.write_noise)[..., 0]  # ω r²: what a write leaves unknown of its coefficient
-        covariance, variance = _covariance_pass(Frame.of(*drift, size), size, initial.covariance[:, :, 0], x, left)
+        covariance, variance = _covariance_pass(Frame.of(drift, size), size, initial.covariance[:, :, 0], x, left)
         covariance = covariance[:, :, None]
     return Run(
         found.output,

@@ -2,7 +2,7 @@
  *
  * Decays enter as products of at most c of them: f_t = a_1 … a_t, phi_ts = a_{s+1} … a_t. A matrix over pairs of tokens
  * has the earlier one, s, as its row and the later one, t, as its column: an upper triangle.
- * Rows of a rotation come de-interleaved (real parts, then imaginary parts).
+ * Tokens come with the rows of a pair as neighbours; inside, and in memories, real parts come before imaginary parts.
  */
 #include "blocks.h"
 
@@ -102,9 +102,16 @@ INLINE void turn_token(const Frame *F, REAL *restrict x, int64_t t, REAL sign) {
 
 /* Tokens x, which lie `stride` numbers apart, into the frame: to [c,D]. */
 static void enter(const Frame *F, REAL *to, const REAL *x, int64_t stride) {
+  int64_t D = F->D, half = D / 2;
   EACH(t, F->c) {
-    memcpy(to + t * F->D, x + t * stride, F->D * sizeof(REAL));
-    if (F->cos) turn_token(F, to + t * F->D, t, -1);
+    const REAL *restrict from = x + t * stride;
+    REAL *restrict y = to + t * D;
+    if (F->cos) {
+      SIMD EACH(i, half) y[i] = from[2 * i], y[i + half] = from[2 * i + 1];
+      turn_token(F, y, t, -1);
+    } else {
+      memcpy(y, from, D * sizeof(REAL));
+    }
   }
 }
 
@@ -113,13 +120,15 @@ static void enter_back(const Frame *F, const REAL *y, REAL *dy, REAL *dx, int64_
   int64_t D = F->D, half = D / 2;
   EACH(t, F->c) {
     const REAL *restrict x = y + t * D;
-    REAL *restrict d = dy + t * D;
+    REAL *restrict d = dy + t * D, *restrict to = dx + t * stride;
     if (F->cos) {
       REAL *restrict turned = angle + t * half;
       SIMD EACH(i, half) turned[i] -= d[i + half] * x[i] - d[i] * x[i + half];
       turn_token(F, d, t, 1);
+      SIMD EACH(i, half) to[2 * i] += d[i], to[2 * i + 1] += d[i + half];
+    } else {
+      SIMD EACH(i, D) to[i] += d[i];
     }
-    SIMD EACH(i, D) dx[t * stride + i] += d[i];
   }
 }
 

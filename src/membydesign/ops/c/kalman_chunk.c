@@ -197,7 +197,7 @@ static void exit_chunk(const Inputs *x, const Shared *s, const Inside *y, REAL *
   if (x->rotates) {
     turn_memory(&s->F, M, m, 1);
     turn_covariance(&s->F, P, 1);
-    EACH(i, D) EACH(j, i) P[i * D + j] = P[j * D + i] = (P[i * D + j] + P[j * D + i]) / 2; /* to the last bit */
+    mirror(P, D); /* symmetric to the last bit */
   }
 }
 

@@ -199,7 +199,7 @@ def filter_chunk(
     length, D, G = x.q.shape[1], x.q.shape[-1], x.write_noise.shape[-1]
 
     # 1. For all chunks at once
-    frame = Frame.of(*drift, size)
+    frame = Frame.of(drift, size)
     k, q = frame.enter(cut(x.k, size)), frame.enter(cut(x.q, size))
     noise = accumulated_noise(frame, cut(x.process_noise, size), rows)
     noisy_key = noise.times(k)

@@ -119,8 +119,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, mean, covariance, precision, error and variance (empty unless asked for), and the saved beliefs.
 
-    Rows of a rotation are de-interleaved. log_decay is [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle; mean is
-    [B,H,G,D,M/G].
+    For a rotation, rows of the belief are de-interleaved, and those of q and k if it goes by token. log_decay is
+    [B,T,H,1] or [B,T,H,D], or [B,T,H,D/2] with an angle; mean is [B,H,G,D,M/G].
     """
     shared = (q, k, v, process_noise, write_noise, log_decay, angle, rows)
     found = _shapes(*shared, mean, covariance, size, by_token, with_variance, with_error, save)
@@ -256,11 +256,13 @@ def filter_native(
     D, G = x.q.shape[-1], x.write_noise.shape[-1]
     mean = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
     q, k, covariance = x.q, x.k, initial.covariance
-    rows, (log_decay, angle) = rows.expand(D), drift
+    rows, angle = rows.expand(D), drift.angle
+    log_decay = drift.log_decay if angle is None else drift.of_pairs()
     if angle is not None:
-        q, k, rows = (operator.apart(t, -1) for t in (q, k, rows))
+        rows = operator.apart(rows, -1)
+        if by_token:
+            q, k = operator.apart(q, -1), operator.apart(k, -1)
         mean, covariance = operator.apart(mean, -2), operator.apart(operator.apart(covariance, -1), -2)
-        log_decay = operator.of_pairs(log_decay, angle)
     output, mean, covariance, precision, error, variance, *_ = OPERATOR.apply(
         *(q, k, x.v, x.process_noise, x.write_noise, log_decay, angle, rows, mean, covariance),
         *(size, by_token, return_variance, return_evidence),

@@ -79,7 +79,7 @@ def gains(drift: RowDrift, rows: Tensor, start: Tensor, x: Inputs) -> DiagonalGa
     """
     assert x.process_noise is not None
     # one unbind for all tokens: the gradient of each x[:, t] would be as large as x
-    squared_decay = (2 * drift.log_decay).exp()[:, :, :, None].unbind(1)
+    squared_decay = (2 * drift.of_rows()).exp()[:, :, :, None].unbind(1)
     noise = (x.process_noise[..., None] * rows)[:, :, :, None].unbind(1)
     k, write_noise = x.k[:, :, :, None].unbind(1), x.write_noise.unbind(1)
     angle = None if drift.angle is None else drift.angle[:, :, :, None].unbind(1)

@@ -171,10 +171,10 @@ OPERATOR = operator.differentiable(
 def gains(drift: RowDrift, rows: Tensor, start: Tensor, x: Inputs) -> DiagonalGains:
     """The gains of all tokens; the arguments of `ops.kalman.diagonal.gains`."""
     assert x.process_noise is not None
-    k, rows, (log_decay, angle) = x.k, rows.expand(x.k.shape[-1]), drift
+    k, rows, angle = x.k, rows.expand(x.k.shape[-1]), drift.angle
+    log_decay = drift.log_decay if angle is None else drift.of_pairs()
     if angle is not None:
         k, rows, start = (operator.apart(t, -1) for t in (k, rows, start))
-        log_decay = operator.of_pairs(log_decay, angle)
     warped, precision, variances = OPERATOR.apply(k, x.process_noise, x.write_noise, log_decay, angle, rows, start)
     if angle is not None:
         warped, variances = operator.together(warped, -1), operator.together(variances, -1)
