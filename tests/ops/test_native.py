@@ -120,6 +120,19 @@ def test_compiling_is_announced_once(tmp_path):
     assert [path.suffix for path in (tmp_path / "membydesign").iterdir()] == [".so"]
 
 
+def test_torch_compile_takes_native_code_on_first_use():
+    program = PROGRAM.replace("out = mbd.filter_sequence(", "out = torch.compile(mbd.filter_sequence, backend=look)(")
+    look = """
+def look(graph, inputs):
+    print([node.target for node in graph.graph.nodes if "kalman_forward" in str(node.target)])
+    return graph
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", look + program], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert "membydesign.kalman_forward" in result.stdout
+
+
 def test_several_processes_may_start_at_once(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     processes = [

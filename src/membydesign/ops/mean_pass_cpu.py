@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor  # noqa: TC002 (torch reads the annotations of operators)
 
-from membydesign.ops import operator
+from membydesign.ops import native, operator
 from membydesign.ops.mean_pass import Gains, MeanPass
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from membydesign.design import RowDrift
 
-SOURCE = operator.SOURCES / "mean_pass.c"
+SOURCE = "mean_pass.c"
 _Inputs = operator.structure("T H S D M R rotates C", "q k v d strength a cos sin")
 _Outputs = operator.structure("", "M o e saved")
 _Gradients = operator.structure("", "saved o e M q k v d strength log_a angle")
@@ -28,7 +28,7 @@ _Gradients = operator.structure("", "saved o e M q k v d strength log_a angle")
 
 def available(dtype: torch.dtype) -> bool:
     """Whether the native pass can be had for this type."""
-    return operator.available(SOURCE, dtype)
+    return native.available(SOURCE, dtype)
 
 
 def _inputs(

@@ -40,17 +40,26 @@ REALS = {torch.float32: "float", torch.float64: "double"}
 
 
 @functools.cache
-def library(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled library of a C source for one floating-point type, or None where it cannot be had."""
+def library(source: str, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The compiled library of a C source in `FOLDER` for one floating-point type, or None where it cannot be had."""
     if os.environ.get("MEMBYDESIGN_NATIVE") == "0":
         return None
     compiler = _compiler()
     if compiler is None:
         return _without("no C compiler was found")
     try:
-        return ctypes.CDLL(str(_compiled(source, REALS[dtype], compiler)))
+        return ctypes.CDLL(str(_compiled(FOLDER / source, REALS[dtype], compiler)))
     except (OSError, subprocess.SubprocessError) as error:
-        return _without(f"{source.name} could not be compiled: {getattr(error, 'stderr', None) or error}")
+        return _without(f"{source} could not be compiled: {getattr(error, 'stderr', None) or error}")
+
+
+def available(source: str, dtype: torch.dtype) -> bool:
+    """Whether a source can be had for this type."""
+    return dtype in REALS and library(source, dtype) is not None
+
+
+# What torch.compiler.assume_constant_result does, without importing torch's compiler: asked, and not traced.
+available._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache

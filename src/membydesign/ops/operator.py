@@ -12,21 +12,6 @@ from membydesign.ops import native
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-SOURCES = native.FOLDER
-_READY: dict[tuple[Path, torch.dtype], bool] = {}
-
-
-def available(source: Path, dtype: torch.dtype) -> bool:
-    """Whether a source can be had for this type.
-
-    Nothing can be compiled or loaded while torch.compile traces: there it is available if it was used before.
-    """
-    key = (source, dtype)
-    if not torch.compiler.is_compiling():
-        _READY[key] = dtype in native.REALS and native.library(source, dtype) is not None
-    return _READY.get(key, False)
 
 
 def structure(numbers: str, pointers: str) -> type[ctypes.Structure]:
@@ -43,7 +28,7 @@ def filled(
     return struct(**numbers, **{name: x.data_ptr() for name, x in alive.items()}), list(alive.values())
 
 
-def call(source: Path, name: str, dtype: torch.dtype, x: ctypes.Structure, y: ctypes.Structure, heads: int) -> None:
+def call(source: str, name: str, dtype: torch.dtype, x: ctypes.Structure, y: ctypes.Structure, heads: int) -> None:
     """Run a function of a source over independent heads, on torch's threads."""
     compiled = native.library(source, dtype)
     assert compiled is not None

@@ -23,7 +23,7 @@ from membydesign.ops import native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SOURCE = native.FOLDER / "step.c"
+SOURCE = "step.c"
 THREADS_FROM = 1 << 16
 """Elements of all beliefs from which on it pays to wake threads."""
 

@@ -10,33 +10,32 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor  # noqa: TC002 (torch reads the annotations of operators)
 
 from membydesign.belief import Belief, gaussian_log_density
-from membydesign.ops import operator
+from membydesign.ops import native, operator
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import torch
 
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
 
-TOKEN, CHUNK = operator.SOURCES / "kalman_token.c", operator.SOURCES / "kalman_chunk.c"
+TOKEN, CHUNK = "kalman_token.c", "kalman_chunk.c"
 _Inputs = operator.structure("T H G D M R rotates C", "q k v l2 r2 a cos sin rows")
 _Outputs = operator.structure("", "M P o b e variance saved_M saved_P")
 _Gradients = operator.structure("", "saved_M saved_P o b e variance M P q k v l2 r2 log_a angle")
 
 
-def source(by_token: bool) -> Path:
+def source(by_token: bool) -> str:
     """The C source of the filter, token by token or chunk by chunk."""
     return TOKEN if by_token else CHUNK
 
 
 def available(dtype: torch.dtype, by_token: bool) -> bool:
     """Whether the native filter can be had for this type."""
-    return operator.available(source(by_token), dtype)
+    return native.available(source(by_token), dtype)
 
 
 def _inputs(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor  # noqa: TC002 (torch reads the annotations of operators)
 
-from membydesign.ops import operator
+from membydesign.ops import native, operator
 from membydesign.ops.kalman.diagonal import DiagonalGains
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
 
-SOURCE = operator.SOURCES / "diagonal.c"
+SOURCE = "diagonal.c"
 _Inputs = operator.structure("T H G D R rotates", "k l2 r2 a2 cos sin rows start")
 _Outputs = operator.structure("", "u b p")
 _Gradients = operator.structure("", "p_t b_t u b p k l2 r2 log_a angle start")
@@ -29,7 +29,7 @@ _Gradients = operator.structure("", "p_t b_t u b p k l2 r2 log_a angle start")
 
 def available(dtype: torch.dtype) -> bool:
     """Whether the native gains can be had for this type."""
-    return operator.available(SOURCE, dtype)
+    return native.available(SOURCE, dtype)
 
 
 def _inputs(
