@@ -58,20 +58,8 @@ def _inputs(
     )
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    direction: Tensor,
-    strength: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    mean: Tensor,
-    size: int,
-    with_error: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    del k, direction, strength, log_decay, angle
+def _shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, _, v, _, _, _, _, mean, size, with_error, save = inputs
     B, H, D, M = mean.shape
     boundaries = -(-q.shape[1] // size) + 1 if save else 0
     error = v.new_empty(v.shape if with_error else 0)
@@ -106,21 +94,8 @@ def forward(
     return output, end, error, saved
 
 
-def _shapes_back(
-    q: Tensor,
-    k: Tensor | None,
-    v: Tensor,
-    direction: Tensor,
-    strength: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    saved: Tensor,
-    size: int,
-    d_output: Tensor,
-    d_mean: Tensor,
-    d_error: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del saved, size, d_output, d_error
+def _shapes_back(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, direction, strength, log_decay, angle, *_, d_mean, _ = inputs
     none = q.new_empty(0)
     own = (q, none if k is None else k, v, direction, strength, log_decay, none if angle is None else angle, d_mean)
     dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = (x.new_zeros(x.shape) for x in own)

@@ -67,24 +67,8 @@ def _inputs(
     )
 
 
-def _shapes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    process_noise: Tensor,
-    write_noise: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    rows: Tensor,
-    mean: Tensor,
-    covariance: Tensor,
-    size: int,
-    by_token: bool,
-    with_variance: bool,
-    with_error: bool,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del k, process_noise, log_decay, angle, rows, by_token
+def _shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, _, v, _, write_noise, _, _, _, mean, covariance, size, _, with_variance, with_error, save = inputs
     B, H, G, D, m = mean.shape
     boundaries = -(-q.shape[1] // size) + 1 if save else 0
     return (
@@ -136,27 +120,8 @@ def forward(
     return found
 
 
-def _shapes_back(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    process_noise: Tensor,
-    write_noise: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    rows: Tensor,
-    saved_M: Tensor,
-    saved_P: Tensor,
-    size: int,
-    by_token: bool,
-    d_output: Tensor,
-    d_mean: Tensor,
-    d_covariance: Tensor,
-    d_precision: Tensor | None,
-    d_error: Tensor | None,
-    d_variance: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del rows, saved_M, saved_P, size, by_token, d_output, d_precision, d_error, d_variance
+def _shapes_back(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, process_noise, write_noise, log_decay, angle, *_, d_mean, d_covariance, _, _, _ = inputs
     turned = q.new_empty(0) if angle is None else angle
     own = (q, k, v, process_noise, write_noise, log_decay, turned, d_mean, d_covariance)
     dq, dk, dv, dl2, dr2, dlog_decay, dangle, dmean, dcovariance = (x.new_zeros(x.shape) for x in own)

@@ -56,17 +56,8 @@ def _inputs(
     )
 
 
-def _shapes(
-    k: Tensor,
-    process_noise: Tensor,
-    write_noise: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    rows: Tensor,
-    start: Tensor,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del process_noise, log_decay, angle, rows, start, save
+def _shapes(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    k, _, write_noise, *_ = inputs
     shape = (*write_noise.shape, k.shape[-1])
     return k.new_empty(shape), k.new_empty(write_noise.shape), k.new_empty(shape)
 
@@ -94,21 +85,8 @@ def forward(
     return found
 
 
-def _shapes_back(
-    k: Tensor,
-    process_noise: Tensor,
-    write_noise: Tensor,
-    log_decay: Tensor,
-    angle: Tensor | None,
-    rows: Tensor,
-    start: Tensor,
-    precision: Tensor,
-    variances: Tensor,
-    d_warped: Tensor,
-    d_precision: Tensor,
-    d_variances: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    del rows, precision, variances, d_warped, d_precision, d_variances
+def _shapes_back(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    k, process_noise, write_noise, log_decay, angle, _, start, *_ = inputs
     own = (k, process_noise, write_noise, log_decay, k.new_empty(0) if angle is None else angle, start)
     dk, dl2, dr2, dlog_decay, dangle, dstart = (x.new_zeros(x.shape) for x in own)
     return dk, dl2, dr2, dlog_decay, dangle, dstart
