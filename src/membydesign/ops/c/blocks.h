@@ -27,6 +27,16 @@ typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL))
 #define TILE_COLUMNS (2 * LANES)
 #define SOLVED 16 /* rows of a triangular system that are solved entry by entry; products do the rest */
 
+/* Run `call` for every head, several at once, each with room of its own for so many elements; `threads` and `heads` are
+ * arguments of the function around it, and `head` and `work` those of the call. */
+#define OVER_HEADS(elements, call)                    \
+  (void)threads; /* unused where there is no OpenMP */ \
+  _Pragma("omp parallel num_threads(threads)") {      \
+    REAL *work = malloc((elements) * sizeof(REAL));   \
+    _Pragma("omp for schedule(dynamic, 1)") EACH(head, heads) { call; } \
+    free(work);                                       \
+  }
+
 INLINE int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 
 INLINE void add(REAL *restrict y, REAL c, const REAL *restrict x, int64_t n) { SIMD EACH(i, n) y[i] += c * x[i]; }

@@ -124,23 +124,9 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 void forward(const Inputs *x, const Outputs *y, int64_t heads, int64_t threads) {
-  (void)threads; /* unused where the compiler has no OpenMP */
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(3 * x->D * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) forward_head(x, y, head, work);
-    free(work);
-  }
+  OVER_HEADS(3 * x->D, forward_head(x, y, head, work))
 }
 
 void backward(const Inputs *x, const Gradients *o, int64_t heads, int64_t threads) {
-  (void)threads;
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(5 * x->D * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) backward_head(x, o, head, work);
-    free(work);
-  }
+  OVER_HEADS(5 * x->D, backward_head(x, o, head, work))
 }

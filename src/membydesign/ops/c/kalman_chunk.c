@@ -245,14 +245,7 @@ static void forward_head(const Inputs *x, const Outputs *o, int64_t head, REAL *
 }
 
 void forward(const Inputs *x, const Outputs *o, int64_t heads, int64_t threads) {
-  (void)threads; /* unused where the compiler has no OpenMP */
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(work_elements(x) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) forward_head(x, o, head, work);
-    free(work);
-  }
+  OVER_HEADS(work_elements(x), forward_head(x, o, head, work))
 }
 
 #include "kalman_chunk_back.h"

@@ -213,12 +213,5 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 void backward(const Inputs *x, const Gradients *o, int64_t heads, int64_t threads) {
-  (void)threads;
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(work_elements(x) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) backward_head(x, o, head, work);
-    free(work);
-  }
+  OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
 }

@@ -393,32 +393,12 @@ static int64_t work_elements(const Inputs *x) {
   else if (x->D == x->M && x->D == 128) { call(128, 128); } \
   else { call(x->D, x->M); }
 
+#define FORWARD(D, M) forward_head(x, y, head, D, M, work)
 void forward(const Inputs *x, const Outputs *y, int64_t heads, int64_t threads) {
-  (void)threads; /* unused where the compiler has no OpenMP */
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc((4 * x->D + 3 * x->M) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) {
-#define CALL(D, M) forward_head(x, y, head, D, M, work)
-      SIZES(CALL)
-#undef CALL
-    }
-    free(work);
-  }
+  OVER_HEADS(4 * x->D + 3 * x->M, SIZES(FORWARD))
 }
 
+#define BACKWARD(D, M) backward_head(x, d, head, D, M, work)
 void backward(const Inputs *x, const Gradients *d, int64_t heads, int64_t threads) {
-  (void)threads;
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(work_elements(x) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) {
-#define CALL(D, M) backward_head(x, d, head, D, M, work)
-      SIZES(CALL)
-#undef CALL
-    }
-    free(work);
-  }
+  OVER_HEADS(work_elements(x), SIZES(BACKWARD))
 }

@@ -243,23 +243,9 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 void forward(const Inputs *x, const Outputs *o, int64_t heads, int64_t threads) {
-  (void)threads; /* unused where the compiler has no OpenMP */
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(work_elements(x) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) forward_head(x, o, head, work);
-    free(work);
-  }
+  OVER_HEADS(work_elements(x), forward_head(x, o, head, work))
 }
 
 void backward(const Inputs *x, const Gradients *o, int64_t heads, int64_t threads) {
-  (void)threads;
-#pragma omp parallel num_threads(threads)
-  {
-    REAL *work = malloc(work_elements(x) * sizeof(REAL));
-#pragma omp for schedule(dynamic, 1)
-    EACH(head, heads) backward_head(x, o, head, work);
-    free(work);
-  }
+  OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
 }
