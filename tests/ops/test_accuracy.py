@@ -112,3 +112,23 @@ def test_a_corrupted_belief_is_refused_by_every_way(way, train):
         mbd.NotPositiveDefiniteError, match="initial.covariance.*batch 1, head 0, group 0, before position 0"
     ):
         problem.filter(initial=belief, **WAYS[way])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted", "expected"),
+    [
+        (torch.float32, torch.bfloat16, "torch.float32 or torch.float64"),
+        (torch.float32, "float64", "torch.float32 or torch.float64"),
+        (torch.float64, torch.float32, "torch.float64"),
+    ],
+)
+def test_states_are_never_narrower_than_inputs(dtype, wanted, expected):
+    problem = random_problem(DESIGNS["dense-scalar"], dtype=dtype)
+    with pytest.raises(ValueError, match=f"^state_dtype: expected {expected}, got"):
+        problem.filter(state_dtype=wanted)
+
+
+def test_native_code_is_for_tensors_on_a_cpu():
+    problem = random_problem(DESIGNS["dense-scalar"]).map(lambda x: x.to("meta"))
+    with pytest.raises(ValueError, match='^backend: expected "auto" or "torch" for tensors on meta, got "cpu"'):
+        problem.filter(backend="cpu")
