@@ -1,0 +1,181 @@
+"""Layers whose memory is a design of ours: projections → step parameters → filter → read-out."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, final, overload
+
+from torch import Tensor
+
+from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive
+from membydesign.ops import filter_sequence, filter_step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from membydesign.belief import Belief
+    from membydesign.design import DesignModel
+
+
+@final
+@dataclass(frozen=True)
+class FilterBelief(LayerBelief):
+    """The belief of a layer that filters.
+
+    Attributes:
+        memory: of every head, as `filter_sequence` returns it.
+        tails: the last inputs of each short convolution, [B,width-1,channels].
+    """
+
+    memory: Belief
+    tails: tuple[Tensor, ...] = ()
+
+
+class StepInputs(NamedTuple):
+    """What a layer hands to its filter.
+
+    Attributes:
+        q: queries, [B,T,H,D].
+        k: write keys, [B,T,H,D].
+        v: values, [B,T,H,M].
+        parameters: the step parameters that the design asks for, by name.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    parameters: Mapping[str, Tensor | float]
+
+
+class FilterLayer(SequenceLayer):
+    """A layer that runs the filter of a design between its projections and its read-out.
+
+    Args:
+        design: what the memory assumes.
+        hidden_size: the width of x and y.
+        num_heads: H.
+        key_dim: D, rows of each head's memory.
+        value_dim: M, columns of each head's memory.
+    """
+
+    def __init__(self, design: DesignModel, hidden_size: int, num_heads: int, key_dim: int, value_dim: int) -> None:
+        super().__init__()
+        self.design = design
+        self.hidden_size = positive("hidden_size", hidden_size)
+        self.num_heads = positive("num_heads", num_heads)
+        self.key_dim, self.value_dim = positive("head_dim", key_dim), positive("value_dim", value_dim)
+        refused = design.transition.refuse_key_size(key_dim)
+        if refused:
+            raise ValueError(f"head_dim: expected {refused}, got {key_dim}")
+        if value_dim % design.write.groups:
+            raise ValueError(
+                f"groups: expected a divisor of value_dim = {value_dim} (value columns of a head), "
+                f"got {design.write.groups}"
+            )
+
+    @abstractmethod
+    def step_inputs(
+        self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[StepInputs, tuple[Tensor, ...]]:
+        """Queries, keys, values and step parameters of x, [B,T,hidden_size], and the new tails of convolutions."""
+
+    @abstractmethod
+    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
+        """From what the memories gave, [B,T,H,M], to the layer's output, [B,T,hidden_size]."""
+
+    @property
+    def tail_size(self) -> int:
+        """Elements of all tails of one sequence."""
+        return 0
+
+    def state_size(self) -> LayerStateSize:
+        """Numbers kept per sequence between two tokens."""
+        of_head = self.design.state_size(self.key_dim, self.value_dim)
+        return LayerStateSize(self.num_heads * of_head.mean, self.num_heads * of_head.covariance, self.tail_size)
+
+    @overload
+    def forward(
+        self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, FilterBelief]: ...
+
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        return_variance: Literal[True],
+        return_evidence: bool = False,
+    ) -> tuple[Tensor, FilterBelief, Uncertainty]: ...
+
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: Literal[True],
+    ) -> tuple[Tensor, FilterBelief, Uncertainty]: ...
+
+    @overload
+    def forward(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+    ) -> tuple[Tensor, FilterBelief] | tuple[Tensor, FilterBelief, Uncertainty]: ...
+
+    def forward(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+    ) -> tuple[Tensor, FilterBelief] | tuple[Tensor, FilterBelief, Uncertainty]:
+        """Mix x, starting from a belief.
+
+        Args:
+            x: [B,T,hidden_size].
+            belief: from an earlier call; None starts from the prior.
+            cu_seqlens: boundaries of packed sequences, [N+1], with B = 1.
+            return_variance: also return how unsure each read is.
+            return_evidence: also return how expected each write was.
+
+        Returns:
+            y, [B,T,hidden_size], and the new belief; and an `Uncertainty` if variance or evidence were asked for. All
+            of it has gradients.
+        """
+        self.check(x, belief, FilterBelief, cu_seqlens)
+        assert belief is None or isinstance(belief, FilterBelief)
+        inputs, tails = self.step_inputs(x, None if belief is None else belief.tails, cu_seqlens)
+        asks = return_variance or return_evidence
+        if x.shape[1] == 1 and belief is not None and cu_seqlens is None and not asks:
+            y, memory = self._step(inputs, belief.memory)
+            return self.read_out(y[:, None], x, inputs), FilterBelief(memory, tails)
+        out = filter_sequence(
+            self.design,
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            **inputs.parameters,  # pyright: ignore[reportArgumentType]
+            initial=None if belief is None else belief.memory,
+            cu_seqlens=cu_seqlens,
+            return_variance=return_variance,
+            return_evidence=return_evidence,
+        )
+        y = self.read_out(out.output, x, inputs)
+        new = FilterBelief(out.belief, tails)
+        return (y, new, Uncertainty(out.variance, out.write_log_evidence)) if asks else (y, new)
+
+    def _step(self, inputs: StepInputs, memory: Belief) -> tuple[Tensor, Belief]:
+        now = {name: p[:, 0] if isinstance(p, Tensor) else p for name, p in inputs.parameters.items()}
+        return filter_step(self.design, memory, inputs.q[:, 0], inputs.k[:, 0], inputs.v[:, 0], **now)

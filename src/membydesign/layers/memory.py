@@ -1,0 +1,163 @@
+"""The Bayesian Layer, and any other design on the same scaffold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from membydesign.design import DampedRotation, DesignModel, PerColumnReset, Reset, catalogue, real_rows
+from membydesign.layers.base import unit
+from membydesign.layers.convolution import ShortConvolution
+from membydesign.layers.filtered import FilterLayer, StepInputs
+from membydesign.layers.parameters import Drift, Gate, Learned, Source, Variance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_AXES = {"": (), "G": ("G",), "M": ("M",)}
+
+
+@final
+class MemoryLayer(FilterLayer):
+    r"""A memory of any design behind the Bayesian Layer's scaffold.
+
+    $$q, k = \mathrm{unit}(W_q x),\ \mathrm{unit}(W_k x), \quad v = W_v x, \quad
+    y = W_o\,\bigl(\mathrm{RMSNorm}(\text{filter}(q, k, v)) \odot \mathrm{SiLU}(W_g x)\bigr)$$
+
+    Keys have length one, so that a write's variance is that of one direction. Drift and noises come from the input, as
+    `membydesign.layers.parameters` says. Every design of the catalogue runs on this scaffold, which makes comparisons
+    between them fair: they differ in the update alone. The architectures that those designs come from, with their own
+    gates and convolutions, are the other layers of this package.
+
+    With `DampedRotation(noise="real")` keys and queries have head_dim/2 entries and are put on the real rows.
+
+    Args:
+        design: what the memory assumes: a `DesignModel`, or a name of the catalogue.
+        hidden_size: the width of x and y.
+        num_heads: H.
+        head_dim: D, rows of each head's memory.
+        value_dim: M, columns of each head's memory; default head_dim.
+        short_convolution: width of a causal convolution on q, k and v; None for none.
+        output_gate: whether SiLU(W_g x) is there.
+        process_noise: ℓ², for designs that ask for it: `Learned(initial)` or a fixed number.
+        write_noise: r²: `Learned(initial)`, `Gate(initial)` or a fixed number.
+        prior_variance: λ, for reset and additive designs; likewise.
+        norm_eps: ε of the RMSNorm.
+
+    Noises that are not given: ℓ² and r² are learned where a covariance is kept; a reset has λ = 1 and a gate as its
+    r² (r² = 1 and gates as its λ, if each column has its own); an additive write is noiseless, λ = 1 and r² = 0.
+
+    Example:
+        >>> layer = MemoryLayer("bayesian_layer", hidden_size=64, num_heads=2, head_dim=32)
+        >>> y, belief = layer(torch.randn(3, 100, 64))
+        >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)
+        >>> layer.state_size()
+        LayerStateSize(mean=2048, covariance=2048, convolution=0)
+    """
+
+    def __init__(
+        self,
+        design: DesignModel | str,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        short_convolution: int | None = None,
+        output_gate: bool = True,
+        process_noise: Source | None = None,
+        write_noise: Source | None = None,
+        prior_variance: Source | None = None,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        design = design_of(design)
+        super().__init__(design, hidden_size, num_heads, head_dim, head_dim if value_dim is None else value_dim)
+        H, D, M = num_heads, head_dim, self.value_dim
+        transition = design.transition
+        self.on_real_rows = isinstance(transition, DampedRotation) and transition.noise == "real"
+        keys = H * (D // 2 if self.on_real_rows else D)
+        self.q_proj = nn.Linear(hidden_size, keys, bias=False)
+        self.k_proj = nn.Linear(hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(hidden_size, H * M, bias=False)
+        self.convolutions = nn.ModuleList(
+            [ShortConvolution(n, short_convolution) for n in (keys, keys, H * M)] if short_convolution else []
+        )
+        self.drift = Drift(transition, hidden_size, H, D)
+        given = {"process_noise": process_noise, "write_noise": write_noise, "prior_variance": prior_variance}
+        self.noises = nn.ModuleDict(self._variances(given))
+        self.g_proj = nn.Linear(hidden_size, H * M, bias=False) if output_gate else None
+        self.o_norm = nn.RMSNorm(M, eps=norm_eps)
+        self.o_proj = nn.Linear(H * M, hidden_size, bias=False)
+
+    def _variances(self, given: Mapping[str, Source | None]) -> dict[str, Variance]:
+        sizes = {"G": self.design.write.groups, "M": self.value_dim}
+        asked = {p.name: p for p in self.design.step_parameters}
+        for name, source in given.items():
+            if source is not None and name not in asked:
+                raise ValueError(f"{name}: expected None, since {self.design.title} has none, got {source!r}")
+        defaults = default_noises(self.design)
+        variances = {}
+        for name, default in defaults.items():
+            source = given[name]
+            shape = tuple(sizes[axis] for axis in _AXES[asked[name].last_axis])
+            shape = (self.num_heads, *(() if shape == (1,) and asked[name].optional_axis else shape))
+            variances[name] = Variance(name, default if source is None else source, self.hidden_size, shape)
+        return variances
+
+    def reset_parameters(self) -> None:
+        """The starting values of drift, noises and convolutions."""
+        for module in (self.drift, *self.noises.values(), *self.convolutions):
+            module.reset_parameters()  # pyright: ignore[reportCallIssue]
+
+    @property
+    def tail_size(self) -> int:
+        """Elements of the tails of its convolutions."""
+        return sum(convolution.state_size for convolution in self.convolutions)  # pyright: ignore
+
+    def step_inputs(
+        self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[StepInputs, tuple[Tensor, ...]]:
+        """Unit keys and queries, values, drifts and noises of x."""
+        projected = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        new: list[Tensor] = []
+        for i, convolution in enumerate(self.convolutions):
+            projected[i], tail = convolution(projected[i], None if tails is None else tails[i], cu_seqlens)
+            new.append(tail)
+        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in projected)
+        q, k = unit(q), unit(k)
+        if self.on_real_rows:
+            q, k = real_rows(q), real_rows(k)
+        noises = {name: variance(x) for name, variance in self.noises.items()}
+        return StepInputs(q, k, v, {**self.drift(x), **noises}), tuple(new)
+
+    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
+        """Each head normalised, gated, and projected back to the width."""
+        del inputs
+        y = self.o_norm(y).flatten(-2)
+        if self.g_proj is not None:
+            y = y * F.silu(self.g_proj(x))
+        return self.o_proj(y)
+
+
+def design_of(design: DesignModel | str) -> DesignModel:
+    """A design itself, or one of the catalogue by its name."""
+    if isinstance(design, DesignModel):
+        return design
+    if design not in catalogue:
+        raise ValueError(f"design: expected a DesignModel or one of {', '.join(catalogue)}, got {design!r}")
+    return catalogue[design]
+
+
+def default_noises(design: DesignModel) -> dict[str, Source]:
+    """Where a design's noises come from if nobody says."""
+    if design.rule == "additive":
+        return {"prior_variance": 1.0, "write_noise": 0.0}
+    match design.covariance:
+        case PerColumnReset():
+            return {"prior_variance": Gate(), "write_noise": 1.0}
+        case Reset():
+            return {"prior_variance": 1.0, "write_noise": Gate()}
+        case _:
+            return {"process_noise": Learned(0.05), "write_noise": Learned(0.5)}
