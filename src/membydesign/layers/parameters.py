@@ -3,7 +3,7 @@ r"""Where step parameters come from: how a layer turns its input into drifts and
 Drift, for every design with a decay: a spectrum and a step size from the input, as state-space models have it,
 
 $$A_t = e^{\Delta_t (-e^{A_{\mathrm{radius}}} + i A_{\mathrm{angle}})}, \qquad
-\Delta_t = \mathrm{softplus}(W_A x_t + b),$$
+\Delta_t = \mathrm{softplus}(W_A x_t + A_{\mathrm{step}}),$$
 
 so that $\lVert A_t\rVert \le 1$ whatever the parameters are. Noises: $\mathrm{softplus}(W x_t + b) + \epsilon$.
 """
@@ -82,7 +82,8 @@ class Variance(nn.Module):
         super().__init__()
         self.name, self.source, self.shape = name, source, shape
         if isinstance(source, (Learned, Gate)):
-            self.proj = nn.Linear(hidden_size, math.prod(shape))
+            self.weight = nn.Parameter(torch.empty(math.prod(shape), hidden_size))
+            self.bias = nn.Parameter(torch.empty(math.prod(shape)))
             self.reset_parameters()
         elif isinstance(source, bool) or not isinstance(source, (int, float)) or not source >= 0:
             raise ValueError(f"{name}: expected Learned(…), Gate(…) or a variance of at least 0, got {source!r}")
@@ -91,18 +92,20 @@ class Variance(nn.Module):
         """Start at the source's initial value, for every token: weights begin at zero."""
         if isinstance(self.source, (int, float)):
             return
-        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.weight)
         if isinstance(self.source, Gate):
             start = math.log(self.source.initial / (1 - self.source.initial))
         else:
             start = inverse_softplus(torch.tensor(self.source.initial - FLOOR, dtype=torch.float64)).item()
-        nn.init.constant_(self.proj.bias, start)
+        nn.init.constant_(self.bias, start)
 
     def forward(self, x: Tensor) -> Tensor | float:
         """The variances of x, [B,T,hidden_size]: [B,T,*shape], or the one number."""
         if isinstance(self.source, (int, float)):
             return float(self.source)
-        logits = wide(self.proj(x)).unflatten(-1, self.shape) if len(self.shape) > 1 else wide(self.proj(x))
+        logits = wide(F.linear(x, self.weight, self.bias))
+        if len(self.shape) > 1:
+            logits = logits.unflatten(-1, self.shape)
         if isinstance(self.source, Learned):
             return F.softplus(logits) + FLOOR
         # Beside a variance of one: λ = e^z for r² = 1, r² = e^{-z} for λ = 1. Beyond 16 a gate is 0 or 1 in float32.
@@ -118,7 +121,7 @@ class Drift(nn.Module):
 
     $$\log\rho_t = -\Delta_t e^{A_{\mathrm{radius}}}, \qquad \theta_t = \Delta_t A_{\mathrm{angle}}$$
 
-    One step size $\Delta_t = \mathrm{softplus}(W_A x_t + b)$ per head; one radius per head (`ScalarDecay`), row
+    One step size $\Delta_t = \mathrm{softplus}(W_A x_t + A_{\mathrm{step}})$ per head; one radius per head (`ScalarDecay`), row
     (`DiagonalDecay`) or pair of rows (`DampedRotation`), and there an angle too.
 
     Steps start between 0.001 and 0.1, log-uniform over heads, and rates $e^{A_{\mathrm{radius}}}$ at 1, so that heads
@@ -150,7 +153,8 @@ class Drift(nn.Module):
                     f"design: expected a transition that a layer can parametrise, {known}, "
                     f"got {type(transition).__name__}; derive from FilterLayer to give it parameters of its own"
                 )
-        self.W_A = nn.Linear(hidden_size, num_heads)
+        self.W_A = nn.Parameter(torch.empty(num_heads, hidden_size))
+        self.A_step = nn.Parameter(torch.empty(num_heads))
         self.A_radius = nn.Parameter(torch.empty(spectrum))
         if isinstance(transition, DampedRotation):
             self.A_angle = nn.Parameter(torch.empty(spectrum))
@@ -160,12 +164,12 @@ class Drift(nn.Module):
         """Memories of 10 to 1,000 tokens, turns from 0 to π per unit of Δ, and weights at zero."""
         if isinstance(self.transition, Identity):
             return
-        heads = self.W_A.out_features
+        heads = len(self.A_step)
         steps = torch.logspace(-3, -1, heads) if heads > 1 else torch.full((1,), 0.01)
         with torch.no_grad():
-            nn.init.zeros_(self.W_A.weight)
+            nn.init.zeros_(self.W_A)
             nn.init.zeros_(self.A_radius)
-            _set(self.W_A.bias, inverse_softplus(steps.to(self.W_A.bias)))
+            _set(self.A_step, inverse_softplus(steps.to(self.A_step)))
             if isinstance(self.transition, DampedRotation):
                 pairs = self.A_angle.shape[-1]
                 turns = torch.linspace(0, math.pi, pairs + 1)[:-1]
@@ -175,7 +179,7 @@ class Drift(nn.Module):
         """`log_decay` and `angle` of x, [B,T,hidden_size], as the transition asks for them."""
         if isinstance(self.transition, Identity):
             return {}
-        step = F.softplus(wide(self.W_A(x)))
+        step = F.softplus(wide(F.linear(x, self.W_A, self.A_step)))
         rate = wide(self.A_radius).exp()
         if isinstance(self.transition, ScalarDecay):
             return {"log_decay": -step * rate}
