@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from membydesign.belief import Belief
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -57,6 +57,20 @@ class LayerBelief:
                 for name, part in zip(names, value, strict=True):
                     if part is not None:
                         yield f"{field.name}.{name}", part
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Tensor]) -> Self:
+        """The belief whose `parts` these are."""
+        values: dict[str, object] = {}
+        for field in fields(cls):
+            under = {name.partition(".")[2]: x for name, x in parts.items() if name.startswith(f"{field.name}.")}
+            if field.name in parts:
+                values[field.name] = parts[field.name]
+            elif "mean" in under:
+                values[field.name] = Belief(under["mean"], under.get("covariance"))
+            elif under:
+                values[field.name] = tuple(under[str(i)] for i in range(len(under)))
+        return cls(**values)
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """The same belief with f applied to every tensor, for example `belief.map(lambda x: x[:1])`."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING
 
-from membydesign.design import DampedRotation, catalogue
+from membydesign.design import (
+    DampedRotation,
+    Dense,
+    Diagonal,
+    DiagonalDecay,
+    Identity,
+    ObserveMemory,
+    ScalarDecay,
+    catalogue,
+)
 from membydesign.layers.memory import MemoryLayer
-from membydesign.layers.parameters import Learned
+from membydesign.layers.parameters import Gate, Learned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from membydesign.design import DesignModel, Transition
     from membydesign.layers.base import SequenceLayer
 
 _OWN = {
@@ -21,6 +31,14 @@ _OWN = {
     "bayesian_layer_diagonal": catalogue["bayesian_layer_diagonal"],
     "covariance_reset": catalogue["covariance_reset"],
 }
+_TRANSITIONS: dict[str, Transition] = {
+    "identity": Identity(),
+    "scalar": ScalarDecay(),
+    "diagonal": DiagonalDecay(),
+    "rotation": DampedRotation(),
+    "rotation_real": DampedRotation(noise="real"),
+}
+_DESIGN_OPTIONS = ("transition", "groups", "prior")
 _STYLES = {f"{name}_style": design for name, design in catalogue.items() if name not in _OWN}
 _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {}
 
@@ -39,7 +57,9 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
         hidden_size: the width of x and y.
         num_heads: H.
         head_dim: D.
-        options: further arguments of the layer's class.
+        options: further arguments of the layer's class. For the Bayesian Layer and all on its scaffold also those of
+            its design: `transition` ("identity", "scalar", "diagonal", "rotation", "rotation_real"), `groups` and
+            `prior`. A noise may be written for JSON as {"learned": 0.05} or {"gate": 0.5}.
 
     Example:
         >>> make_layer("kda_style", 64, num_heads=2, head_dim=16, short_convolution=4).state_size()
@@ -51,15 +71,47 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
     design = {**_OWN, **_STYLES}.get(name)
     if design is None:
         raise ValueError(f"layer: expected one of {', '.join(LAYERS)}, got {name!r}")
-    options = _known(name, MemoryLayer, options)
+    options = _known(name, MemoryLayer, options, *_DESIGN_OPTIONS)
+    design = _designed(design, **{option: options.pop(option, None) for option in _DESIGN_OPTIONS})
     if name == "covariance_reset":  # the noises of the Bayesian Layer, and λ = ℓ²
         options = {"prior_variance": Learned(0.05), "write_noise": Learned(0.5), **options}
+    for noise in ("process_noise", "write_noise", "prior_variance"):
+        options[noise] = _source(noise, options.get(noise))
     return MemoryLayer(design, hidden_size, num_heads, head_dim, **options)
 
 
-def _known(name: str, make: Callable[..., SequenceLayer], options: dict[str, Any]) -> dict[str, Any]:
+def _known(name: str, make: Callable[..., SequenceLayer], options: dict[str, Any], *more: str) -> dict[str, Any]:
     keywords = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option in options:
-        if option not in keywords:
-            raise ValueError(f"{option}: expected an option of {name} ({', '.join(keywords)}), got one it has not")
-    return options
+        if option not in (*keywords, *more):
+            expected = ", ".join((*keywords, *more))
+            raise ValueError(f"{option}: expected an option of {name} ({expected}), got one it has not")
+    return dict(options)
+
+
+def _designed(design: DesignModel, transition: str | None, groups: int | None, prior: float | None) -> DesignModel:
+    """The design with another transition, number of noise groups, or prior variance."""
+    if transition is not None:
+        if transition not in _TRANSITIONS:
+            raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}")
+        design = design.replace(transition=_TRANSITIONS[transition])
+    if groups is not None:
+        if not isinstance(design.write, ObserveMemory):
+            raise ValueError(f"groups: expected None, since {design.title} has one write noise, got {groups!r}")
+        design = design.replace(write=ObserveMemory(groups=groups))
+    if prior is not None:
+        if not isinstance(design.covariance, (Dense, Diagonal)):
+            raise ValueError(f"prior: expected None, since {design.title} keeps no covariance, got {prior!r}")
+        design = design.replace(covariance=type(design.covariance)(prior=prior))
+    return design
+
+
+def _source(name: str, value: Any) -> Any:
+    """A source of variances, also from what JSON can hold."""
+    if not isinstance(value, dict):
+        return value
+    if list(value) == ["learned"]:
+        return Learned(value["learned"])
+    if list(value) == ["gate"]:
+        return Gate(value["gate"])
+    raise ValueError(f'{name}: expected a number, {{"learned": …}} or {{"gate": …}}, got {value!r}')

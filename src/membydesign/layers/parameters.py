@@ -96,7 +96,7 @@ class Variance(nn.Module):
         if isinstance(self.source, Gate):
             start = math.log(self.source.initial / (1 - self.source.initial))
         else:
-            start = inverse_softplus(torch.tensor(self.source.initial - FLOOR, dtype=torch.float64)).item()
+            start = math.log(math.expm1(self.source.initial - FLOOR))
         nn.init.constant_(self.bias, start)
 
     def forward(self, x: Tensor) -> Tensor | float:
@@ -121,8 +121,8 @@ class Drift(nn.Module):
 
     $$\log\rho_t = -\Delta_t e^{A_{\mathrm{radius}}}, \qquad \theta_t = \Delta_t A_{\mathrm{angle}}$$
 
-    One step size $\Delta_t = \mathrm{softplus}(W_A x_t + A_{\mathrm{step}})$ per head; one radius per head (`ScalarDecay`), row
-    (`DiagonalDecay`) or pair of rows (`DampedRotation`), and there an angle too.
+    One step size $\Delta_t = \mathrm{softplus}(W_A x_t + A_{\mathrm{step}})$ per head; one radius per head
+    (`ScalarDecay`), row (`DiagonalDecay`) or pair of rows (`DampedRotation`), and there an angle too.
 
     Steps start between 0.001 and 0.1, log-uniform over heads, and rates $e^{A_{\mathrm{radius}}}$ at 1, so that heads
     begin with memories of 10 to 1,000 tokens. Angles start from 0 to π per unit of Δ, spread over the pairs: slow turns

@@ -106,8 +106,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
     if bounds[0] != 0 or bounds[-1] != q.shape[1]:
         _refuse(name, f"boundaries from 0 to T = {q.shape[1]}", f"from {bounds[0]} to {bounds[-1]}")
     for i, (start, end) in enumerate(pairwise(bounds)):
-        if end <= start:
-            _refuse(name, "strictly increasing boundaries", f"{start}, {end} at index {i}")
+        if end < start:
+            _refuse(name, "boundaries that never decrease", f"{start}, {end} at index {i}")
     return bounds
 
 

@@ -43,14 +43,18 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
         run = run_filter(design, initial.map(lambda x, batch=batch: x[batch]), together, **way)
         for i, n in enumerate(batch):
             found[n] = _one_of(run, i, lengths[n])
+    for n in range(len(lengths)):
+        if not lengths[n]:  # nothing happened to its belief
+            untouched = initial.map(lambda x, n=n: x[n : n + 1])
+            found[n] = _one_of(next(iter(found.values())), 0, 0)._replace(belief=untouched)
     return [found[n] for n in range(len(lengths))]
 
 
 def _batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
-    """Sequences from short to long, as many together as `padding` allows."""
+    """Sequences from short to long without empty ones, as many together as `padding` allows."""
     batches: list[list[int]] = []
     tokens = 0
-    for n in sorted(range(len(lengths)), key=lengths.__getitem__):
+    for n in sorted((n for n in range(len(lengths)) if lengths[n]), key=lengths.__getitem__):
         if batches and (len(batches[-1]) + 1) * lengths[n] <= padding * (tokens + lengths[n]):
             batches[-1].append(n)
             tokens += lengths[n]

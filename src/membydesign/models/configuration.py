@@ -1,0 +1,101 @@
+"""The configuration of a language model whose layers are memories."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from membydesign.layers import LAYERS, SequenceLayer, make_layer
+
+
+class MemoryConfig(PreTrainedConfig):
+    """What a `MemoryModel` is made of.
+
+    Args:
+        vocab_size: how many tokens there are.
+        hidden_size: the width.
+        num_hidden_layers: how many blocks; by default as many as `layers` has names, or 4.
+        layers: the name of a layer (`membydesign.layers.LAYERS`), or one for each block: a hybrid is a list.
+        num_heads: H of every layer.
+        head_dim: D of every layer; default hidden_size / num_heads.
+        layer_options: further arguments of layers, by the layer's name; `num_heads` and `head_dim` may be among them:
+            `{"bayesian_layer": {"short_convolution": 4}, "attention": {"num_heads": 8, "head_dim": 64}}`.
+        intermediate_size: hidden units of each SwiGLU; default about 8/3 of the width; 0 for blocks without one.
+        mlp_dropout: dropout of the SwiGLU's hidden units.
+        norm_eps: ε of every RMSNorm.
+        initializer_range: standard deviation of starting weights.
+        tie_word_embeddings: whether the output layer shares the weights of the embedding.
+        use_cache: whether to return beliefs, for generation.
+
+    Example:
+        >>> config = MemoryConfig(vocab_size=256, hidden_size=64, layers=["bayesian_layer", "gla_style"])
+        >>> config.num_hidden_layers, config.head_dim
+        (2, 16)
+    """
+
+    model_type = "memory_by_design"
+    keys_to_ignore_at_inference = ("past_key_values",)
+    attribute_map = {"num_attention_heads": "num_heads"}  # what Transformers calls it
+
+    vocab_size: int = 32000
+    hidden_size: int = 512
+    num_hidden_layers: int | None = None
+    layers: str | list[str] = "bayesian_layer"
+    num_heads: int = 4
+    head_dim: int | None = None
+    layer_options: dict[str, dict[str, Any]] | None = None
+    intermediate_size: int | None = None
+    mlp_dropout: float = 0.0
+    norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_hidden_layers is None:
+            self.num_hidden_layers = 4 if isinstance(self.layers, str) else len(self.layers)
+        if isinstance(self.layers, str):
+            self.layers = [self.layers] * self.num_hidden_layers
+        if self.layer_options is None:
+            self.layer_options = {}
+        if self.intermediate_size is None:  # as many weights as four times the width would have without a gate
+            self.intermediate_size = 64 * max(1, round(self.hidden_size * 8 / 3 / 64))
+        if self.head_dim is None:
+            if self.hidden_size % self.num_heads:
+                raise ValueError(
+                    f"num_heads: expected a divisor of hidden_size = {self.hidden_size} (or give head_dim too), "
+                    f"got {self.num_heads}"
+                )
+            self.head_dim = self.hidden_size // self.num_heads
+        super().__post_init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        if len(self.layers) != self.num_hidden_layers:
+            raise ValueError(
+                f"layers: expected one name, or num_hidden_layers = {self.num_hidden_layers} names, "
+                f"got {len(self.layers)}"
+            )
+        assert self.layer_options is not None
+        for name in self.layer_options:
+            if name not in self.layers:
+                raise ValueError(f"layer_options: expected names among layers {sorted(set(self.layers))}, got {name!r}")
+        if not 0 <= self.mlp_dropout < 1:
+            raise ValueError(f"mlp_dropout: expected a number from 0 to below 1, got {self.mlp_dropout}")
+        for name in dict.fromkeys(self.layers):
+            self.make_layer(name, device="meta")
+
+    def make_layer(self, name: str, device: torch.device | str | None = None) -> SequenceLayer:
+        """The layer of a block, by name."""
+        if name not in LAYERS:
+            raise ValueError(f"layers: expected names among {', '.join(LAYERS)}, got {name!r}")
+        assert self.layer_options is not None
+        sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
+        with nullcontext() if device is None else torch.device(device):
+            return make_layer(name, self.hidden_size, **{**sizes, **self.layer_options.get(name, {})})

@@ -1,0 +1,312 @@
+"""Language models whose layers are memories, for Transformers: `MemoryModel` and `MemoryForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.generic import can_return_tuple
+
+from membydesign.layers import FilterLayer, SequenceLayer, Uncertainty
+from membydesign.models.cache import MemoryCache
+from membydesign.models.configuration import MemoryConfig
+from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
+from membydesign.models.padding import padding_of
+
+if TYPE_CHECKING:
+    from membydesign.layers import LayerBelief
+
+
+class SwiGLU(nn.Module):
+    r"""$W_d(\mathrm{SiLU}(W_g x) \odot W_u x)$, with dropout of the hidden units."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of x, [B,T,hidden_size]."""
+        return self.down_proj(self.dropout(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class MemoryBlock(GradientCheckpointingLayer):
+    """x + layer(norm(x)), then x + SwiGLU(norm(x))."""
+
+    def __init__(self, config: MemoryConfig, name: str) -> None:
+        super().__init__()
+        assert config.intermediate_size is not None
+        self.mixer_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mixer = config.make_layer(name)
+        self.mlp = None
+        if config.intermediate_size:
+            self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+            self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, config.mlp_dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+    ) -> tuple[Tensor, LayerBelief, Uncertainty]:
+        """x, [B,T,hidden_size], mixed; the new belief; and what else was asked for."""
+        asks: dict[str, bool] = {}
+        if isinstance(self.mixer, FilterLayer):
+            variance = return_variance and self.mixer.design.has_variance
+            asks = {"return_variance": variance, "return_evidence": return_evidence}
+        mixed, new, *found = self.mixer(self.mixer_norm(x), belief, cu_seqlens=cu_seqlens, **asks)
+        x = x + mixed
+        if self.mlp is not None:
+            x = x + self.mlp(self.mlp_norm(x))
+        return x, new, found[0] if found else Uncertainty()
+
+
+class MemoryPreTrainedModel(PreTrainedModel):
+    """Loading, saving and starting values, shared by the models."""
+
+    config_class = MemoryConfig
+    config: MemoryConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _input_embed_layer = "embeddings"
+    _no_split_modules = ["MemoryBlock"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _is_stateful = True
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if type(module).__module__.startswith("membydesign.layers") and hasattr(module, "reset_parameters"):
+            # Transformers marks what it loaded; starting values are for the rest.
+            loaded = [p for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
+            kept = [p.clone() for p in loaded]
+            module.reset_parameters()  # pyright: ignore[reportCallIssue]
+            for parameter, value in zip(loaded, kept, strict=True):
+                parameter.copy_(value)
+
+
+class MemoryModel(MemoryPreTrainedModel):
+    """Embedding, blocks, final norm.
+
+    Args:
+        config: what it is made of.
+    """
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList([MemoryBlock(config, name) for name in config.layers])
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def mixers(self) -> list[SequenceLayer]:
+        """The sequence layer of each block."""
+        return [block.mixer for block in self.layers]  # pyright: ignore[reportReturnType]
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+        **kwargs: Any,
+    ) -> MemoryModelOutput:
+        """Run over tokens.
+
+        Args:
+            input_ids: [B,T]; or `inputs_embeds`.
+            attention_mask: [B,T] or, with a cache, [B,past+T]: zero for padding, on either side. Padded tokens are
+                taken out before the layers and come back as zeros.
+            position_ids: only their restarts are read: with B = 1, no mask and no cache, a position 0 begins a packed
+                sequence, as Transformers' collators write it.
+            past_key_values: beliefs from an earlier call, updated in place.
+            inputs_embeds: [B,T,hidden_size], instead of `input_ids`.
+            use_cache: whether to return beliefs; default as configured, and not while training.
+            output_hidden_states: whether to return the output of every block.
+            cu_seqlens: boundaries of packed sequences, [N+1], with B = 1. `cu_seq_lens_q` is another name for it.
+            return_variance: whether to return how unsure each layer's reads are.
+            return_evidence: whether to return how expected each layer's writes were.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids: expected exactly one of input_ids and inputs_embeds, got both or neither")
+        x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        cache = self._cache(past_key_values, use_cache)
+        cu_seqlens = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
+        if cu_seqlens is None and attention_mask is None and cache is None:
+            cu_seqlens = _restarts(position_ids)
+        padding = padding_of(attention_mask, x.shape[1])
+        tokens = x.shape[1]
+        if padding is not None:
+            if cu_seqlens is not None:
+                raise ValueError("attention_mask: expected no padding with cu_seqlens, got some")
+            if not len(padding.places):
+                raise ValueError("attention_mask: expected at least one token that is not padding, got none")
+            x, cu_seqlens = padding.pack(x), padding.cu_seqlens
+        states = [x]
+        found: list[Uncertainty] = []
+        for i, block in enumerate(self.layers):
+            belief = None if cache is None else cache.layers[i].belief
+            try:
+                x, belief, uncertainty = block(x, belief, cu_seqlens, return_variance, return_evidence)
+            except ValueError as error:
+                if belief is not None and str(error).startswith(("belief", "initial")):
+                    raise ValueError(f"past_key_values: expected a cache of this model; layer {i}: {error}") from error
+                raise
+            if cache is not None:
+                cache.layers[i].remember(belief, tokens)
+            states.append(x)
+            found.append(uncertainty)
+        x = self.norm(x)
+
+        def padded(y: Tensor | None) -> Tensor | None:
+            return y if padding is None or y is None else padding.pad(y)
+
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return MemoryModelOutput(
+            last_hidden_state=padded(x),
+            past_key_values=cache,
+            hidden_states=tuple(map(padded, (*states[:-1], x))) if output_hidden_states else None,  # pyright: ignore
+            variances=tuple(padded(u.variance) for u in found) if return_variance else None,
+            log_evidences=tuple(padded(u.log_evidence) for u in found) if return_evidence else None,
+        )
+
+    def _cache(self, given: MemoryCache | None, wanted: bool) -> MemoryCache | None:
+        if given is None:
+            return MemoryCache(len(self.layers)) if wanted else None
+        if not isinstance(given, MemoryCache) or len(given.layers) != len(self.layers):
+            got = f"one of {len(given.layers)} layers" if isinstance(given, MemoryCache) else type(given).__name__
+            raise ValueError(f"past_key_values: expected a MemoryCache of {len(self.layers)} layers, got {got}")
+        return given
+
+
+class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
+    """A language model: `MemoryModel` and a linear map to logits.
+
+    Args:
+        config: what it is made of.
+
+    Example:
+        >>> model = MemoryForCausalLM(MemoryConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_heads=2))
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape
+        torch.Size([1, 7])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}
+
+    def __init__(self, config: MemoryConfig) -> None:
+        super().__init__(config)
+        self.model = MemoryModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
+            if generation_config.cache_implementation is not None:
+                raise ValueError(
+                    "cache_implementation: expected None, since a memory has one kind of cache, of constant size, "
+                    f"got {generation_config.cache_implementation!r}"
+                )
+            model_kwargs["past_key_values"] = MemoryCache(len(self.model.layers))
+            return None
+        return super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
+            generation_config, model_kwargs, *args, **kwargs
+        )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: MemoryCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+        **kwargs: Any,
+    ) -> MemoryCausalLMOutput:
+        """Logits of the next tokens, and the loss if there are labels.
+
+        Args:
+            input_ids: see `MemoryModel.forward`, as for all that is not named here.
+            attention_mask: see there.
+            position_ids: see there.
+            past_key_values: see there.
+            inputs_embeds: see there.
+            labels: [B,T], usually the `input_ids`: the token after t is predicted at t; -100 is left out. The first
+                token of a packed sequence is left out by itself, since nothing of its own precedes it.
+            use_cache: see there.
+            output_hidden_states: see there.
+            cu_seqlens: see there.
+            logits_to_keep: how many of the last tokens get logits, or which; 0 for all.
+            return_variance: see there.
+            return_evidence: see there.
+        """
+        if cu_seqlens is None:
+            cu_seqlens = kwargs.pop("cu_seq_lens_q", None)
+        if cu_seqlens is None and attention_mask is None and past_key_values is None:
+            cu_seqlens = _restarts(position_ids)
+        out = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            cu_seqlens=cu_seqlens,
+            return_variance=return_variance,
+            return_evidence=return_evidence,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(out.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            if cu_seqlens is not None:
+                starts = cu_seqlens[1:-1].to(labels.device, torch.long)
+                labels = labels.index_fill(1, starts[starts < labels.shape[1]], -100)
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return MemoryCausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            variances=out.variances,
+            log_evidences=out.log_evidences,
+        )
+
+
+def _restarts(position_ids: Tensor | None) -> Tensor | None:
+    """Boundaries of packed sequences, from positions that begin anew; None if none does."""
+    if position_ids is None or position_ids.shape[0] != 1 or torch.compiler.is_compiling():
+        return None
+    starts = (position_ids[0] == 0).nonzero().squeeze(1)
+    if len(starts) < 2 or starts[0] != 0:
+        return None
+    return F.pad(starts, (0, 1), value=position_ids.shape[1])
