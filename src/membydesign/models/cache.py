@@ -38,11 +38,17 @@ class MemoryCacheLayer(CacheLayerMixin):
         """Refused: a memory keeps a belief, not keys and values."""
         raise TypeError("a MemoryCache keeps beliefs, not keys and values; it goes with a MemoryModel only")
 
-    def remember(self, belief: LayerBelief, tokens: int) -> None:
-        """Take the belief after `tokens` more tokens."""
+    def remember(self, belief: LayerBelief) -> None:
+        """Take the belief after more tokens."""
         self.belief = belief
-        self.seen += tokens
         self.is_initialized = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MemoryCacheLayer:
+        copied = type(self)()
+        copied.__dict__.update(self.__dict__)
+        if self.belief is not None:  # clones may belong to an autograd graph, where copy.deepcopy refuses tensors
+            copied.belief = self.belief.map(lambda x: x.clone())
+        return copied
 
     def get_seq_length(self) -> int:
         """How many tokens were seen, padding included."""
@@ -137,10 +143,11 @@ class MemoryCache(Cache):
         known = {kind.__name__: kind for kind in LayerBelief.__subclasses__()}
         cache = cls(len(about["kinds"]))
         for i, (layer, kind, seen) in enumerate(zip(cache.layers, about["kinds"], about["seen"], strict=True)):
+            layer.seen = seen
             if kind is None:
                 continue
             if kind not in known:
                 raise ValueError(f"path: expected beliefs of kinds {', '.join(known)}, got {kind!r} in {str(path)!r}")
             parts = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(i)}
-            layer.remember(known[kind].of_parts(parts), seen)
+            layer.remember(known[kind].of_parts(parts))
         return cache

@@ -9,16 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from membydesign.layers import FilterLayer, SequenceLayer, Uncertainty
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
-from membydesign.models.padding import padding_of
+from membydesign.models.padding import Unpadded, padding_of
 
 if TYPE_CHECKING:
     from membydesign.layers import LayerBelief
+
+logger = logging.get_logger(__name__)
 
 
 class SwiGLU(nn.Module):
@@ -149,46 +152,85 @@ class MemoryModel(MemoryPreTrainedModel):
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if use_cache and self.gradient_checkpointing and self.training:
+            logger.warning_once("`use_cache=True` is incompatible with gradient checkpointing. Setting it to False.")
+            use_cache = False
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         cache = self._cache(past_key_values, use_cache)
         cu_seqlens = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
-        if cu_seqlens is None and attention_mask is None and cache is None:
+        if cu_seqlens is None and attention_mask is None and past_key_values is None:
             cu_seqlens = _restarts(position_ids)
-        padding = padding_of(attention_mask, x.shape[1])
-        tokens = x.shape[1]
+        B, T = x.shape[:2]
+        padding = padding_of(attention_mask, B, T, 0 if cache is None else cache.get_seq_length())
+        if padding is not None and cu_seqlens is not None:
+            raise ValueError("attention_mask: expected no padding with cu_seqlens, got some")
+        states: list[Tensor] = []
+        found = [Uncertainty()] * len(self.layers)
+        if padding is None or len(padding.places):
+            x, found = self._run(
+                x,
+                padding,
+                cu_seqlens,
+                cache,
+                states if output_hidden_states else None,
+                return_variance,
+                return_evidence,
+            )
+        elif past_key_values is None:
+            raise ValueError("attention_mask: expected at least one token that is not padding, got none")
+        else:  # nothing to remember from a piece of a prompt that is padding in every sequence
+            x = torch.zeros_like(x)
+            states = [x] * (len(self.layers) + 1)
+        if cache is not None:
+            for layer in cache.layers:
+                layer.seen += T
+        return MemoryModelOutput(
+            last_hidden_state=x,
+            past_key_values=cache,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            variances=tuple(u.variance for u in found) if return_variance else None,
+            log_evidences=tuple(u.log_evidence for u in found) if return_evidence else None,
+        )
+
+    def _run(
+        self,
+        x: Tensor,
+        padding: Unpadded | None,
+        cu_seqlens: Tensor | None,
+        cache: MemoryCache | None,
+        states: list[Tensor] | None,
+        *asks: bool,
+    ) -> tuple[Tensor, list[Uncertainty]]:
+        """All blocks and the norm, over tokens without their padding; states are kept in a list, if there is one."""
+
+        def padded(y: Tensor | None) -> Any:
+            return y if padding is None or y is None else padding.pad(y)
+
+        def kept(y: Tensor) -> Tensor:
+            if states is None:
+                return y
+            states.append(padded(y))  # and go on from it, so that gradients reach what the caller gets
+            return states[-1] if padding is None else padding.pack(states[-1])
+
         if padding is not None:
-            if cu_seqlens is not None:
-                raise ValueError("attention_mask: expected no padding with cu_seqlens, got some")
-            if not len(padding.places):
-                raise ValueError("attention_mask: expected at least one token that is not padding, got none")
             x, cu_seqlens = padding.pack(x), padding.cu_seqlens
-        states = [x]
         found: list[Uncertainty] = []
         for i, block in enumerate(self.layers):
             belief = None if cache is None else cache.layers[i].belief
             try:
-                x, belief, uncertainty = block(x, belief, cu_seqlens, return_variance, return_evidence)
+                x, belief, uncertainty = block(kept(x), belief, cu_seqlens, *asks)
             except ValueError as error:
                 if belief is not None and str(error).startswith(("belief", "initial")):
                     raise ValueError(f"past_key_values: expected a cache of this model; layer {i}: {error}") from error
                 raise
             if cache is not None:
-                cache.layers[i].remember(belief, tokens)
+                cache.layers[i].remember(belief)
+            found.append(Uncertainty(*map(padded, uncertainty)))
+        x = padded(self.norm(x))
+        if states is not None:
             states.append(x)
-            found.append(uncertainty)
-        x = self.norm(x)
-
-        def padded(y: Tensor | None) -> Tensor | None:
-            return y if padding is None or y is None else padding.pad(y)
-
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        return MemoryModelOutput(
-            last_hidden_state=padded(x),
-            past_key_values=cache,
-            hidden_states=tuple(map(padded, (*states[:-1], x))) if output_hidden_states else None,  # pyright: ignore
-            variances=tuple(padded(u.variance) for u in found) if return_variance else None,
-            log_evidences=tuple(padded(u.log_evidence) for u in found) if return_evidence else None,
-        )
+        return x, found
 
     def _cache(self, given: MemoryCache | None, wanted: bool) -> MemoryCache | None:
         if given is None:
@@ -304,9 +346,9 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
 
 def _restarts(position_ids: Tensor | None) -> Tensor | None:
     """Boundaries of packed sequences, from positions that begin anew; None if none does."""
-    if position_ids is None or position_ids.shape[0] != 1 or torch.compiler.is_compiling():
+    if position_ids is None or position_ids.shape[0] != 1:
         return None
-    starts = (position_ids[0] == 0).nonzero().squeeze(1)
-    if len(starts) < 2 or starts[0] != 0:
+    starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
+    if not len(starts):
         return None
-    return F.pad(starts, (0, 1), value=position_ids.shape[1])
+    return F.pad(F.pad(starts, (1, 0), value=0), (0, 1), value=position_ids.shape[1])

@@ -39,16 +39,12 @@ class Unpadded(NamedTuple):
         return full.index_copy(0, self.places, x[0]).unflatten(0, (B, T))
 
 
-def padding_of(attention_mask: Tensor | None, T: int) -> Unpadded | None:
-    """The padding among the last T tokens, or None if there is none.
-
-    A single token is never padding: during generation a mask speaks of the past.
-    """
-    if attention_mask is None or T == 1:
+def padding_of(attention_mask: Tensor | None, B: int, T: int, past: int) -> Unpadded | None:
+    """The padding among the last T of past + T tokens, or None if there is none."""
+    if attention_mask is None:
         return None
-    if attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask: expected shape [B,T], got {list(attention_mask.shape)}")
-    if attention_mask.shape[1] < T:
-        raise ValueError(f"attention_mask: expected at least T = {T} columns, got {attention_mask.shape[1]}")
+    if tuple(attention_mask.shape) not in ((B, T), (B, past + T)):
+        also = f" or, with the {past} tokens of past_key_values, [{B},{past + T}]" if past else ""
+        raise ValueError(f"attention_mask: expected shape [B,T] = [{B},{T}]{also}, got {list(attention_mask.shape)}")
     mask = attention_mask[:, -T:]
     return None if bool(mask.all()) else Unpadded.of(mask)

@@ -139,14 +139,14 @@ def _gradients(
     operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     d_output, d_mean, d_error, _ = grads
-    like = ctx.saved_tensors[0]
+    saved = ctx.saved_tensors  # once: activation checkpointing allows no more
     always = (
-        like.new_zeros(shape) if d is None else d for d, shape in zip((d_output, d_mean), ctx.shapes, strict=True)
+        saved[0].new_zeros(shape) if d is None else d for d, shape in zip((d_output, d_mean), ctx.shapes, strict=True)
     )
     dq, dk, dv, dd, dstrength, dlog_decay, dangle, dmean = operation(
-        *ctx.saved_tensors, ctx.size, *always, d_error if ctx.with_error else None
+        *saved, ctx.size, *always, d_error if ctx.with_error else None
     )
-    has_k, has_angle = ctx.saved_tensors[1] is not None, ctx.saved_tensors[6] is not None
+    has_k, has_angle = saved[1] is not None, saved[6] is not None
     own = (dq, dk if has_k else None, dv, dd, dstrength, dlog_decay, dangle if has_angle else None, dmean)
     return (*own, None, None, None)
 

@@ -177,14 +177,14 @@ def _gradients(
     operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     d_output, d_mean, d_covariance, d_precision, d_error, d_variance, _, _ = grads
-    like = ctx.saved_tensors[0]
+    saved = ctx.saved_tensors  # once: activation checkpointing allows no more
     always = (
-        like.new_zeros(shape) if d is None else d
+        saved[0].new_zeros(shape) if d is None else d
         for d, shape in zip((d_output, d_mean, d_covariance), ctx.shapes, strict=True)
     )
     asked = (d if wanted else None for d, wanted in zip((d_error, d_variance), ctx.asked, strict=True))
-    *found, dangle, dmean, dcovariance = operation(*ctx.saved_tensors, *ctx.way, *always, d_precision, *asked)
-    has_angle = ctx.saved_tensors[6] is not None
+    *found, dangle, dmean, dcovariance = operation(*saved, *ctx.way, *always, d_precision, *asked)
+    has_angle = saved[6] is not None
     return (*found, dangle if has_angle else None, None, dmean, dcovariance, *[None] * 5)
 
 

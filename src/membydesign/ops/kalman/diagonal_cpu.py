@@ -126,11 +126,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 def _gradients(
     operation: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    *_, precision, variances = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing allows no more
+    *_, precision, variances = saved
     outputs = (variances, precision, variances)  # or what has their shapes
     all_grads = (x.new_zeros(x.shape) if d is None else d for d, x in zip(grads, outputs, strict=True))
-    *found, dangle, dstart = operation(*ctx.saved_tensors, *all_grads)
-    has_angle = ctx.saved_tensors[4] is not None
+    *found, dangle, dstart = operation(*saved, *all_grads)
+    has_angle = saved[4] is not None
     return (*found, dangle if has_angle else None, None, dstart, None)
 
 
