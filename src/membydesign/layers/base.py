@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from membydesign.belief import Belief
+from membydesign.ops.checks import check_cu_seqlens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -137,11 +138,7 @@ class SequenceLayer(nn.Module, ABC):
             raise ValueError(f"x: expected shape [B,T,{self.hidden_size}] (hidden_size), got {got}")
         if x.shape[1] < 1:
             raise ValueError(f"x: expected at least one token, got shape {list(x.shape)}")
-        if cu_seqlens is not None and x.shape[0] != 1:
-            raise ValueError(
-                f"cu_seqlens: expected B = 1, since packing puts all sequences into one row, got B = {x.shape[0]}"
-            )
-        batch = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+        batch = x.shape[0] if cu_seqlens is None else len(check_cu_seqlens(cu_seqlens, x)) - 1
         if belief is None:
             return batch
         name = type(self).__name__

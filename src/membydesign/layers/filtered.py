@@ -156,6 +156,12 @@ class FilterLayer(SequenceLayer):
         """
         self.check(x, belief, FilterBelief, cu_seqlens)
         assert belief is None or isinstance(belief, FilterBelief)
+        tail_size = 0 if belief is None else sum(tail[0].numel() for tail in belief.tails)
+        if belief is not None and tail_size != self.tail_size:
+            raise ValueError(
+                f"belief.tails: expected {self.tail_size} elements per sequence, as the convolutions of this "
+                f"{type(self).__name__} keep, got {tail_size}"
+            )
         inputs, tails = self.step_inputs(x, None if belief is None else belief.tails, cu_seqlens)
         asks = return_variance or return_evidence
         if x.shape[1] == 1 and belief is not None and cu_seqlens is None and not asks:

@@ -135,7 +135,7 @@ class MemoryLayer(FilterLayer):
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
         """Each head normalised, gated, and projected back to the width."""
         del inputs
-        y = self.o_norm(y).flatten(-2)
+        y = self.o_norm(y.to(self.o_norm.weight.dtype)).flatten(-2)  # under autocast y is narrower than weights
         if self.g_proj is not None:
             y = y * F.silu(self.g_proj(x))
         return self.o_proj(y)

@@ -85,7 +85,7 @@ def _known(name: str, make: Callable[..., SequenceLayer], options: dict[str, Any
     for option in options:
         if option not in (*keywords, *more):
             expected = ", ".join((*keywords, *more))
-            raise ValueError(f"{option}: expected an option of {name} ({expected}), got one it has not")
+            raise ValueError(f"{option}: expected an option of {name} ({expected}), got {option}={options[option]!r}")
     return dict(options)
 
 

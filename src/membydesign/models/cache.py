@@ -45,7 +45,7 @@ class MemoryCacheLayer(CacheLayerMixin):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryCacheLayer:
         copied = type(self)()
-        copied.__dict__.update(self.__dict__)
+        vars(copied).update(vars(self))
         if self.belief is not None:  # clones may belong to an autograd graph, where copy.deepcopy refuses tensors
             copied.belief = self.belief.map(lambda x: x.clone())
         return copied

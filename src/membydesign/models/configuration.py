@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from membydesign.layers import LAYERS, SequenceLayer, make_layer
+from membydesign.layers.base import positive
 
 
 class MemoryConfig(PreTrainedConfig):
@@ -60,6 +61,8 @@ class MemoryConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_hidden_layers is None:
             self.num_hidden_layers = 4 if isinstance(self.layers, str) else len(self.layers)
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
+            positive(name, getattr(self, name))
         if isinstance(self.layers, str):
             self.layers = [self.layers] * self.num_hidden_layers
         if self.layer_options is None:
@@ -86,8 +89,28 @@ class MemoryConfig(PreTrainedConfig):
         for name in self.layer_options:
             if name not in self.layers:
                 raise ValueError(f"layer_options: expected names among layers {sorted(set(self.layers))}, got {name!r}")
+        for name, options in self.layer_options.items():
+            if not isinstance(options, dict):
+                raise ValueError(f"layer_options: expected a dict of options of {name}, got {options!r}")
+            if "hidden_size" in options:
+                raise ValueError(
+                    f"layer_options: expected hidden_size = {self.hidden_size} from the model alone, "
+                    f"got another for {name}: {options['hidden_size']!r}"
+                )
         if not 0 <= self.mlp_dropout < 1:
             raise ValueError(f"mlp_dropout: expected a number from 0 to below 1, got {self.mlp_dropout}")
+        for name, least in (
+            ("intermediate_size", "at least 0"),
+            ("norm_eps", "above 0"),
+            ("initializer_range", "above 0"),
+        ):
+            value = getattr(self, name)
+            if not value >= 0 or (value == 0 and least == "above 0"):
+                raise ValueError(f"{name}: expected a number {least}, got {value!r}")
+        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            raise ValueError(
+                f"pad_token_id: expected one below vocab_size = {self.vocab_size}, got {self.pad_token_id}"
+            )
         for name in dict.fromkeys(self.layers):
             self.make_layer(name, device="meta")
 

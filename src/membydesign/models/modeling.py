@@ -148,8 +148,14 @@ class MemoryModel(MemoryPreTrainedModel):
             return_evidence: whether to return how expected each layer's writes were.
         """
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("input_ids: expected exactly one of input_ids and inputs_embeds, got both or neither")
+            got = "neither" if input_ids is None else "both"
+            raise ValueError(f"input_ids: expected exactly one of input_ids and inputs_embeds, got {got}")
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if x.ndim != 3 or not x.shape[1] or x.shape[2] != self.config.hidden_size:
+            if input_ids is not None:
+                raise ValueError(f"input_ids: expected shape [B,T] with T at least 1, got {list(input_ids.shape)}")
+            wanted = f"[B,T,{self.config.hidden_size}] (hidden_size) with T at least 1"
+            raise ValueError(f"inputs_embeds: expected shape {wanted}, got {list(x.shape)}")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and self.gradient_checkpointing and self.training:
@@ -330,6 +336,10 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         logits = self.lm_head(out.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
+            if labels.shape != logits.shape[:2]:
+                raise ValueError(
+                    f"labels: expected one for each of the logits, {list(logits.shape[:2])}, got {list(labels.shape)}"
+                )
             if cu_seqlens is not None:
                 starts = cu_seqlens[1:-1].to(labels.device, torch.long)
                 labels = labels.index_fill(1, starts[starts < labels.shape[1]], -100)

@@ -43,6 +43,8 @@ def padding_of(attention_mask: Tensor | None, B: int, T: int, past: int) -> Unpa
     """The padding among the last T of past + T tokens, or None if there is none."""
     if attention_mask is None:
         return None
+    if not isinstance(attention_mask, Tensor):
+        raise ValueError(f"attention_mask: expected a tensor [B,T] = [{B},{T}], got {type(attention_mask).__name__}")
     if tuple(attention_mask.shape) not in ((B, T), (B, past + T)):
         also = f" or, with the {past} tokens of past_key_values, [{B},{past + T}]" if past else ""
         raise ValueError(f"attention_mask: expected shape [B,T] = [{B},{T}]{also}, got {list(attention_mask.shape)}")
