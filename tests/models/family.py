@@ -33,7 +33,7 @@ def tiny_config(layers: str | list[str] = "bayesian_layer", **more: Any) -> Memo
     return MemoryConfig(**{"layers": names, "layer_options": options, **sizes, **ties, **more})
 
 
-def shaken(model: MemoryForCausalLM, seed: int = 0) -> MemoryForCausalLM:
+def shaken(model: Any, seed: int = 0) -> Any:
     """With every parameter moved off its starting value, so that no two tokens are equally likely."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -42,14 +42,14 @@ def shaken(model: MemoryForCausalLM, seed: int = 0) -> MemoryForCausalLM:
     return model.eval()
 
 
-def fresh_model(layers: str | list[str] = "bayesian_layer", **more: Any) -> MemoryForCausalLM:
+def fresh_model(layers: str | list[str] = "bayesian_layer", **more: Any) -> Any:
     """A model to change at will."""
     torch.manual_seed(0)
     return shaken(MemoryForCausalLM(tiny_config(layers, **more)))
 
 
 @cache
-def model_of(case: str) -> MemoryForCausalLM:
+def model_of(case: str) -> Any:
     """The model of a case, in evaluation mode; shared among tests, so not to be changed."""
     return fresh_model(FAMILY[case])
 

@@ -99,9 +99,8 @@ def test_padding_between_turns_is_left_out(case):
 @cases
 def test_a_packed_row_is_its_sequences(case):
     rows, wanted = separate(case)
-    packed, lengths = torch.cat(rows)[None], torch.tensor([len(row) for row in rows])
-    bounds = F.pad(lengths.cumsum(0), (1, 0)).int()
-    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    packed, bounds = torch.cat(rows)[None], F.pad(torch.tensor(LENGTHS).cumsum(0), (1, 0)).int()
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
     model = model_of(case)
     for way in (
         {"cu_seqlens": bounds},
