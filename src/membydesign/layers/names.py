@@ -6,8 +6,16 @@ import inspect
 from typing import TYPE_CHECKING
 
 from membydesign.design import DampedRotation, catalogue
+from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gla import GLA
+from membydesign.layers.kda import KDA
+from membydesign.layers.linear_attention import LinearAttention
+from membydesign.layers.longhorn import Longhorn
+from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.parameters import Learned
+from membydesign.layers.retnet import RetNet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +30,16 @@ _OWN = {
     "covariance_reset": catalogue["covariance_reset"],
 }
 _STYLES = {f"{name}_style": design for name, design in catalogue.items() if name not in _OWN}
-_ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {}
+_ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
+    "deltanet": DeltaNet,
+    "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
+    "longhorn": Longhorn,
+    "linear_attention": LinearAttention,
+    "retnet": RetNet,
+    "gla": GLA,
+    "mamba2": Mamba2,
+}
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
 """The names of all layers."""
