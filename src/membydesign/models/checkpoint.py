@@ -1,4 +1,4 @@
-"""Other people's checkpoints as they lie on disk: a folder with config.json and safetensors, read without unpickling."""
+"""Checkpoints as they lie on disk: a folder with config.json and safetensors, read without unpickling anything."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def convert_fla(
     device: torch.device | str = "cpu",
     revision: str | None = None,
     ignore: Collection[str] = (),
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
     """As `load_fla`, with an account of what was done.
 
@@ -136,7 +136,8 @@ def convert_fla(
         part = matched.parts[name]
         parameter.copy_(part.stored.read(part.rows))
         done += parameter.numel()
-        progress(done, total)
+        if progress is not None:
+            progress(done, total)
     if (checkpoint.folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder)
     return Conversion(model.eval(), checkpoint, (*matched.skipped, *skipped), tuple(notes))
