@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
 """What a tokenizer may consist of."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_FLOATS: dict[str, torch.dtype] = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 class StoredTensor(NamedTuple):
@@ -93,7 +93,7 @@ class Checkpoint(NamedTuple):
                     raise ValueError(
                         f"source: expected each tensor once, got {name!r} in {tensors[name].file.name} and {file.name}"
                     )
-                tensors[name] = StoredTensor(file, name, shape, _FLOATS.get(dtype, dtype))
+                tensors[name] = StoredTensor(file, name, shape, _FLOATS.get(str(dtype), str(dtype)))
         return Checkpoint(folder, config, tensors)
 
 

@@ -128,7 +128,7 @@ def convert_fla(
     dtype = _widest(part.stored for part in matched.parts.values()) if dtype is None else dtype
     if not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating-point type, got {dtype}")
-    model.to(dtype).to_empty(device=device)
+    model.to(dtype).to_empty(device=device)  # pyright: ignore[reportArgumentType]
     model.tie_weights()
     model.config.dtype = dtype
     done, total = 0, sum(parameter.numel() for parameter in model.parameters())
@@ -139,7 +139,12 @@ def convert_fla(
         if progress is not None:
             progress(done, total)
     if (checkpoint.folder / "generation_config.json").exists():
-        model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder)
+        try:
+            generation = GenerationConfig.from_pretrained(checkpoint.folder)
+            generation.validate(strict=True)
+            model.generation_config = generation
+        except (OSError, ValueError) as error:
+            notes.append(f"generation_config.json is left out: {error}")
     return Conversion(model.eval(), checkpoint, (*matched.skipped, *skipped), tuple(notes))
 
 
