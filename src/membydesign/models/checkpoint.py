@@ -31,7 +31,12 @@ TOKENIZER_FILES = (
 """What a tokenizer may consist of."""
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_FLOATS: dict[str, torch.dtype] = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_FLOATS: dict[str, torch.dtype] = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 class StoredTensor(NamedTuple):
