@@ -43,12 +43,12 @@ def delayed(x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, width: in
     place = torch.arange(x.shape[1], device=x.device) + past * (sequence + 1)
     steps = torch.arange(past, device=x.device)
     tails = ((bounds[:-1] + past * n)[:, None] + steps).flatten()
-    line = torch.cat((tail.reshape(batch * past, -1), x[0]))
+    line = torch.cat((tail.reshape(batch * past, x.shape[-1]), x[0]))
     order = torch.empty(len(line), dtype=torch.long, device=x.device)
     order[torch.cat((tails, place))] = torch.arange(len(line), device=x.device)
     line = line[order]
     ends = ((bounds[1:] + past * n)[:, None] + steps).flatten()
-    return [line[place - past + i][None] for i in range(width)], line[ends].view(batch, past, -1)
+    return [line[place - past + i][None] for i in range(width)], line[ends].view(batch, past, x.shape[-1])
 
 
 class ShortConvolution(nn.Module):
