@@ -4,8 +4,8 @@
     python examples/characters.py --layers bayesian_layer,attention          # a hybrid, in turn
     mbd generate runs/characters "The "
 
-The text is Python's own help, `pydoc_data.topics`; the last twentieth of it is held out. Everything lands in one folder:
-the model with its tokenizer, the loss curve, a sample, and the numbers.
+The text is Python's own help, `pydoc_data.topics`; the last twentieth of it is held out. Everything lands in one
+folder: the model with its tokenizer, the loss curve, a sample, and the numbers.
 """
 
 import argparse
@@ -60,6 +60,7 @@ def held_out_loss(model: MemoryForCausalLM, tokens: torch.Tensor, length: int) -
 
 
 def main() -> None:
+    """Train, write a sample, and save everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", default="bayesian_layer", help="names of layers, taken in turn by the four blocks")
     parser.add_argument("--steps", type=int, default=500)
@@ -100,8 +101,8 @@ def main() -> None:
     data = batches(tokens[:cut], options.batch, options.length, options.seed)
     losses, held_out = [], {0: held_out_loss(model, tokens[cut:], options.length)}
     started = time.perf_counter()
-    columns = (TextColumn("step {task.completed}"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns) as progress:
+    shown = TextColumn("step {task.completed}"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(*shown) as progress:
         bar = progress.add_task("", total=options.steps)
         for step in range(1, options.steps + 1):
             batch = next(data)
