@@ -20,7 +20,7 @@ DECODED = 16
 
 BLOCKS = 4
 VOCABULARY = 2048
-PEER = "Transformers' Qwen3-Next, all layers Gated DeltaNet"
+PEER = "Transformers' Gated DeltaNet model (Qwen3-Next)"
 OURS = {
     "bayesian_layer": "Bayesian Layer",
     "bayesian_layer_rotating": "Bayesian Layer, damped rotations",
@@ -38,7 +38,8 @@ def models(settings: Settings) -> Iterator[Job]:
         yield Job(f"decoding of models with heads of {D}", partial(_decoding, Size(1, 4, 1, D), settings.rounds))
 
 
-def _models(size: Size) -> dict[str, Any]:
+def made_models(size: Size) -> dict[str, Any]:
+    """Ours by name, and the peer: the same width, blocks, heads and SwiGLU."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     from membydesign.models import MemoryConfig, MemoryForCausalLM
@@ -48,7 +49,12 @@ def _models(size: Size) -> dict[str, Any]:
     for name in OURS:
         torch.manual_seed(0)
         config = MemoryConfig(
-            vocab_size=VOCABULARY, hidden_size=H * D, num_heads=H, num_hidden_layers=BLOCKS, layers=name
+            vocab_size=VOCABULARY,
+            hidden_size=H * D,
+            num_heads=H,
+            num_hidden_layers=BLOCKS,
+            layers=name,
+            layer_options={name: {"value_dim": D}},
         )
         made[name] = MemoryForCausalLM(config)
     torch.manual_seed(0)
@@ -70,19 +76,13 @@ def _models(size: Size) -> dict[str, Any]:
     return made
 
 
-def _rows(task: str, size: Size, works: dict[str, Callable[[], object]], parameters: dict[str, int], rounds: int):
+def _rows(task: str, size: Size, works: dict[str, Callable[[], object]], rounds: int) -> list[Row]:
     times = interleaved(works, rounds)
-    peer = f"{PEER} ({parameters['peer'] / 1e6:.2f} M parameters)", times["peer"]
-    titles = {name: f"{title} ({parameters[name] / 1e6:.2f} M parameters)" for name, title in OURS.items()}
-    return [Row("models", task, str(size), titles[name], times[name], "ms", *peer) for name in OURS]
-
-
-def _parameters(made: dict[str, Any]) -> dict[str, int]:
-    return {name: sum(p.numel() for p in model.parameters()) for name, model in made.items()}
+    return [Row("models", task, str(size), OURS[name], times[name], "ms", PEER, times["peer"]) for name in OURS]
 
 
 def _training(size: Size, rounds: int) -> list[Row]:
-    made = _models(size)
+    made = made_models(size)
     tokens = torch.randint(VOCABULARY, (size.B, size.T), generator=torch.Generator().manual_seed(0))
 
     def step(model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -93,11 +93,11 @@ def _training(size: Size, rounds: int) -> list[Row]:
     works: dict[str, Callable[[], object]] = {
         name: partial(step, model.train(), torch.optim.AdamW(model.parameters(), 1e-4)) for name, model in made.items()
     }
-    return _rows("training step", size, works, _parameters(made), rounds)
+    return _rows("training step", size, works, rounds)
 
 
 def _decoding(size: Size, rounds: int) -> list[Row]:
-    made = _models(size)
+    made = made_models(size)
     tokens = torch.randint(VOCABULARY, (size.B, DECODED), generator=torch.Generator().manual_seed(0))
 
     @torch.no_grad()
@@ -115,4 +115,4 @@ def _decoding(size: Size, rounds: int) -> list[Row]:
     works: dict[str, Callable[[], object]] = {
         name: partial(decode, model.eval(), name == "peer") for name, model in made.items()
     }
-    return _rows(f"decode {DECODED} tokens", size, works, _parameters(made), rounds)
+    return _rows(f"decode {DECODED} tokens", size, works, rounds)
