@@ -1,5 +1,6 @@
 """Sequence layers to put into any network: the Bayesian Layer, its relatives in full, and foreign baselines."""
 
+from membydesign.layers.attention import AttentionBelief, SoftmaxAttention
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty
 from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.deltanet import DeltaNet
@@ -19,6 +20,7 @@ __all__ = [
     "GLA",
     "KDA",
     "LAYERS",
+    "AttentionBelief",
     "DeltaNet",
     "Drift",
     "FilterBelief",
@@ -35,6 +37,7 @@ __all__ = [
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",
+    "SoftmaxAttention",
     "StepInputs",
     "Uncertainty",
     "Variance",

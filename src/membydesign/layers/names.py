@@ -15,6 +15,7 @@ from membydesign.design import (
     ScalarDecay,
     catalogue,
 )
+from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.gated_deltanet import GatedDeltaNet
 from membydesign.layers.gla import GLA
@@ -57,6 +58,7 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "retnet": RetNet,
     "gla": GLA,
     "mamba2": Mamba2,
+    "attention": SoftmaxAttention,
 }
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
