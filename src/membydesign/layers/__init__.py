@@ -7,6 +7,7 @@ from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.gated_deltanet import GatedDeltaNet
 from membydesign.layers.gla import GLA
+from membydesign.layers.hyena import Hyena, HyenaBelief
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
@@ -27,6 +28,8 @@ __all__ = [
     "FilterLayer",
     "Gate",
     "GatedDeltaNet",
+    "Hyena",
+    "HyenaBelief",
     "LayerBelief",
     "LayerStateSize",
     "Learned",

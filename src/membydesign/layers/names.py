@@ -19,6 +19,7 @@ from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.gated_deltanet import GatedDeltaNet
 from membydesign.layers.gla import GLA
+from membydesign.layers.hyena import Hyena
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
@@ -59,6 +60,7 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "gla": GLA,
     "mamba2": Mamba2,
     "attention": SoftmaxAttention,
+    "hyena": Hyena,
 }
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
