@@ -16,11 +16,13 @@ from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.names import LAYERS, make_layer
 from membydesign.layers.parameters import Drift, Gate, Learned, Variance
 from membydesign.layers.retnet import RetNet
+from membydesign.layers.rwkv7 import RWKV7, RWKV7Belief
 
 __all__ = [
     "GLA",
     "KDA",
     "LAYERS",
+    "RWKV7",
     "AttentionBelief",
     "DeltaNet",
     "Drift",
@@ -37,6 +39,7 @@ __all__ = [
     "Longhorn",
     "Mamba2",
     "MemoryLayer",
+    "RWKV7Belief",
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",

@@ -15,6 +15,7 @@ from membydesign.layers.base import LayerBelief, SequenceLayer, heads_of, positi
 from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.packing import Rows, after
 from membydesign.layers.parameters import wide
+from membydesign.ops.filtering import without_autocast
 
 SLOWEST, FASTEST = 1.5, 0.3
 """Over how many max_length the windows of the slowest and the fastest channel fall to `FALLEN`."""
@@ -30,11 +31,11 @@ class HyenaBelief(LayerBelief):
 
     Attributes:
         histories: of each long convolution, [B,S,n].
-        tail: the last inputs of the short convolution, [B,short_convolution-1,(order+1)·n].
+        tails: the last inputs of the short convolution, [B,short_convolution-1,(order+1)·n].
     """
 
     histories: tuple[Tensor, ...]
-    tail: Tensor
+    tails: tuple[Tensor, ...]
 
 
 class ImplicitFilters(nn.Module):
@@ -89,7 +90,7 @@ class ImplicitFilters(nn.Module):
         # Whole turns are dropped before multiplying by 2π, which keeps phases exact at any distance.
         phase = 2 * math.pi * ((t * torch.arange(self.bands, device=device)) % 1)
         x = torch.cat((t, phase.cos(), phase.sin()), -1)
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(x):
             for weight, bias in zip(self.weights, self.biases, strict=True):
                 x = torch.sin(wide(self.frequency) * F.linear(x, wide(weight), wide(bias)))
             x = F.linear(x, wide(self.out_weight)).mT.unflatten(0, (self.order, self.channels))
@@ -185,7 +186,7 @@ class Hyena(SequenceLayer):
         assert belief is None or isinstance(belief, HyenaBelief)
         past = 0 if belief is None else self._check_shapes(belief)
         rows = Rows.of(cu_seqlens, x)
-        projected, tail = self.convolution(self.in_proj(x), None if belief is None else belief.tail, cu_seqlens)
+        projected, tail = self.convolution(self.in_proj(x), None if belief is None else belief.tails[0], cu_seqlens)
         if rows is not None:
             projected = rows.spread(projected)
         z, *gates = projected.chunk(self.order + 1, -1)
@@ -195,7 +196,7 @@ class Hyena(SequenceLayer):
             histories.append(after(None if belief is None else belief.histories[i], z, rows))
             # Empty places stay zero, since there the gate is.
             z = gate * (_convolved(histories[i], filters[i], z.shape[1]).to(z.dtype) + self.skip[i] * z)
-        return self.o_proj(z if rows is None else rows.packed(z)), HyenaBelief(tuple(histories), tail)
+        return self.o_proj(z if rows is None else rows.packed(z)), HyenaBelief(tuple(histories), (tail,))
 
     def _check_shapes(self, belief: HyenaBelief) -> int:
         """Refuse a belief of another layer; return S."""

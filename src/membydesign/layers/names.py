@@ -27,6 +27,7 @@ from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.parameters import Gate, Learned
 from membydesign.layers.retnet import RetNet
+from membydesign.layers.rwkv7 import RWKV7
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "mamba2": Mamba2,
     "attention": SoftmaxAttention,
     "hyena": Hyena,
+    "rwkv7": RWKV7,
 }
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
