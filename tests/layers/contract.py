@@ -98,6 +98,14 @@ class LayerContract:
             rows = belief.map(lambda x, i=i: x[i : i + 1])
             (assert_same_tokens if layer.state_size() is None else assert_same_belief)(rows, own)
 
+    def test_an_empty_sequence_keeps_its_belief(self, layer):
+        first, second = tokens(1, 7), tokens(1, 6, seed=2)
+        packed, belief = layer(first, cu_seqlens=torch.tensor([0, 0, 4, 4, 7]))
+        more, _ = layer(second, belief, cu_seqlens=torch.tensor([0, 2, 2, 5, 6]))
+        separate = layer(second[:, :2])[0], layer(second[:, 2:5])[0], layer(second[:, 5:], layer(first[:, 4:])[1])[0]
+        assert packed.shape == first.shape
+        assert_close(more, torch.cat(separate, 1), 1e-9)
+
     def test_gradients_of_pieces_are_those_of_the_whole(self, layer):
         x = tokens(2, 17).requires_grad_()
         weight = tokens(2, 17, seed=5)

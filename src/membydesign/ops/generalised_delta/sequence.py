@@ -111,4 +111,7 @@ def _packed(
         for i, n in enumerate(batch):
             outputs[n], ends[n] = output[i : i + 1, : lengths[n]], end[i : i + 1]
     order = range(len(lengths))
+    for n in order:
+        if not lengths[n]:  # nothing happened to its memory
+            outputs[n], ends[n] = x.v[:, :0], M[n : n + 1]
     return torch.cat([outputs[n] for n in order], 1), torch.cat([ends[n] for n in order])
