@@ -15,9 +15,11 @@ from membydesign.design import (
     ScalarDecay,
     catalogue,
 )
+from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.gated_deltanet import GatedDeltaNet
 from membydesign.layers.gla import GLA
+from membydesign.layers.hyena import Hyena
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
@@ -25,6 +27,7 @@ from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.parameters import Gate, Learned
 from membydesign.layers.retnet import RetNet
+from membydesign.layers.rwkv7 import RWKV7
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +60,9 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "retnet": RetNet,
     "gla": GLA,
     "mamba2": Mamba2,
+    "attention": SoftmaxAttention,
+    "hyena": Hyena,
+    "rwkv7": RWKV7,
 }
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)

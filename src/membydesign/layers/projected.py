@@ -34,6 +34,7 @@ class ProjectedLayer(FilterLayer):
         value_dim: M.
         short_convolution: width of the convolutions on q, k and v; None for none.
         num_key_heads: heads of q and k, each for num_heads/num_key_heads heads of values; default num_heads.
+        mapped_key_dim: entries of each q and k as they are mapped from x; default key_dim.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class ProjectedLayer(FilterLayer):
         *,
         short_convolution: int | None,
         num_key_heads: int | None = None,
+        mapped_key_dim: int | None = None,
     ) -> None:
         super().__init__(design, hidden_size, num_heads, key_dim, value_dim)
         self.num_key_heads = divisor_of_heads(num_heads if num_key_heads is None else num_key_heads, num_heads)
-        keys, values = self.num_key_heads * key_dim, num_heads * value_dim
+        keys = self.num_key_heads * (key_dim if mapped_key_dim is None else mapped_key_dim)
+        values = num_heads * value_dim
         self.q_proj = nn.Linear(hidden_size, keys, bias=False)
         self.k_proj = nn.Linear(hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(hidden_size, values, bias=False)
@@ -81,7 +84,7 @@ class ProjectedLayer(FilterLayer):
         *,
         bare: Callable[[Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """From x, [B,T,hidden_size], to q and k, [B,T,num_key_heads,D], v, [B,T,H,M], and the tails to keep.
+        """From x, [B,T,hidden_size], to q and k, [B,T,num_key_heads,·], v, [B,T,H,M], and the tails to keep.
 
         `bare` is applied to q, k and v where there are no convolutions, whose SiLU is then missing.
         """
@@ -92,7 +95,7 @@ class ProjectedLayer(FilterLayer):
             new.append(tail)
         if not new and bare is not None:
             found = [bare(y) for y in found]
-        q, k = (y.unflatten(-1, (self.num_key_heads, self.key_dim)) for y in found[:2])
+        q, k = (y.unflatten(-1, (self.num_key_heads, -1)) for y in found[:2])
         return q, k, found[2].unflatten(-1, (self.num_heads, self.value_dim)), tuple(new)
 
 

@@ -37,7 +37,7 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
     # A transition of any other form might not stand still where there is no token.
     fill = way["method"] == "chunk" and design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k) is not None
     found: dict[int, Run] = {}
-    for batch in _batches(lengths, PADDING if fill else 1.0):
+    for batch in batches(lengths, PADDING if fill else 1.0):
         longest = max(lengths[n] for n in batch)
         together = Inputs.stacked([rows[n].padded(longest) for n in batch])
         run = run_filter(design, initial.map(lambda x, batch=batch: x[batch]), together, **way)
@@ -50,7 +50,7 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
     return [found[n] for n in range(len(lengths))]
 
 
-def _batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
+def batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
     """Sequences from short to long without empty ones, as many together as `padding` allows."""
     batches: list[list[int]] = []
     tokens = 0
