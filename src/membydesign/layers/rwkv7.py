@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, positive
 from membydesign.layers.convolution import delayed
-from membydesign.layers.parameters import wide
+from membydesign.layers.parameters import start_at, wide
 from membydesign.ops import generalised_delta_rule
 
 if TYPE_CHECKING:
@@ -59,16 +59,16 @@ class LowRank(nn.Module):
         self.c = None if start is None else nn.Parameter(torch.empty(outputs))
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """A at zero, so that all tokens start alike; B orthogonal, small."""
         nn.init.zeros_(self.A)
         gain = 0.1 * max(1.0, math.sqrt(self.B.shape[1] / self.B.shape[0]))
-        start = torch.empty(self.B.shape, dtype=torch.float32, device=self.B.device)  # half types have no QR
-        self.B.copy_(nn.init.orthogonal_(start, gain))
-        if self.c is not None:
-            assert self.start is not None
-            self.c.copy_(torch.as_tensor(self.start, device="cpu"))
+        # In float32, since half types have no QR.
+        start_at(
+            self.B, nn.init.orthogonal_(torch.empty(self.B.shape, dtype=torch.float32, device=self.B.device), gain)
+        )
+        if self.c is not None and self.start is not None:
+            start_at(self.c, torch.as_tensor(self.start, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
         """The map of x, [...,inputs]: [...,outputs]."""
@@ -158,12 +158,11 @@ class RWKV7(SequenceLayer):
         self.o_proj = nn.Linear(values, n, bias=False)
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """As published: shares of the previous token fall over the channels, and no bonus."""
         channel = torch.arange(self.hidden_size, device="cpu") / self.hidden_size
-        for share, power in zip(self.mix, MIX_POWERS.values(), strict=True):
-            share.copy_(1 - channel ** (power * (1 - self.depth)))
+        powers = torch.tensor(list(MIX_POWERS.values()), device="cpu") * (1 - self.depth)
+        start_at(self.mix, 1 - channel ** powers[:, None])
         for module in (self.decay, self.rate, self.gate, self.first_share):
             if module is not None:
                 module.reset_parameters()
