@@ -67,10 +67,11 @@ def test_half_precision_keeps_a_float32_memory():
 @pytest.mark.parametrize("method", ["chunk", "recurrent"])
 def test_packed_is_separate(method):
     *parts, _ = problem(B=1, T=30)
-    bounds = [0, 11, 12, 14, 24, 30]
-    start = torch.randn(5, 2, 6, 5, dtype=torch.float64)
+    bounds = [0, 11, 12, 14, 14, 24, 30]
+    start = torch.randn(6, 2, 6, 5, dtype=torch.float64)
     output, memory = generalised_delta_rule(*parts, initial=start, cu_seqlens=torch.tensor(bounds), method=method)
-    for n in range(5):
+    assert_close(memory[3], start[3], 0.0)  # of an empty sequence
+    for n in (0, 1, 2, 4, 5):
         own = [x[:, bounds[n] : bounds[n + 1]] for x in parts]
         y, end = generalised_delta_rule(*own, initial=start[n : n + 1])
         assert_close(output[:, bounds[n] : bounds[n + 1]], y, 1e-10)

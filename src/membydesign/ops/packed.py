@@ -52,16 +52,16 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
 
 def batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
     """Sequences from short to long without empty ones, as many together as `padding` allows."""
-    batches: list[list[int]] = []
+    found: list[list[int]] = []
     tokens = 0
     for n in sorted((n for n in range(len(lengths)) if lengths[n]), key=lengths.__getitem__):
-        if batches and (len(batches[-1]) + 1) * lengths[n] <= padding * (tokens + lengths[n]):
-            batches[-1].append(n)
+        if found and (len(found[-1]) + 1) * lengths[n] <= padding * (tokens + lengths[n]):
+            found[-1].append(n)
             tokens += lengths[n]
         else:
-            batches.append([n])
+            found.append([n])
             tokens = lengths[n]
-    return batches
+    return found
 
 
 def _one_of(run: Run, i: int, length: int) -> Run:
