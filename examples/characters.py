@@ -13,6 +13,7 @@ import json
 import math
 import pydoc_data.topics
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from membydesign.experiments.record import Provenance
 from membydesign.experiments.style import COLOURS, house_style
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--characters", type=int, default=600, help="how many to write at the end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/characters"))
     options = parser.parse_args()
@@ -123,7 +126,7 @@ def main() -> None:
     prompt = "The statement "
     start = tokenizer(prompt, return_tensors="pt").input_ids
     torch.manual_seed(options.seed)
-    written = model.generate(start, max_new_tokens=600, do_sample=True, temperature=0.6, pad_token_id=0)
+    written = model.generate(start, max_new_tokens=options.characters, do_sample=True, temperature=0.6, pad_token_id=0)
     sample = tokenizer.decode(written[0])
     print(f"held-out loss {held_out[options.steps]:.3f} nats a character after {seconds:.0f} s\n\n{sample}")
 
@@ -133,14 +136,14 @@ def main() -> None:
     (options.out / "sample.txt").write_text(sample + "\n", encoding="utf-8")
     report = {
         "layers": model.config.layers,
+        "made": asdict(Provenance.now("characters", "example", seconds)),
         "parameters": parameters,
         "steps": options.steps,
-        "seconds": round(seconds, 1),
         "threads": torch.get_num_threads(),
-        "losses": [round(x, 4) for x in losses],
+        "losses": {step + 1: round(losses[step], 4) for step in range(0, options.steps, max(1, options.steps // 50))},
         "held_out": {step: round(x, 4) for step, x in held_out.items()},
     }
-    (options.out / "report.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
+    (options.out / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     draw(options.out / "loss.png", losses, held_out, ", ".join(names))
 
 
