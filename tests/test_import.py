@@ -48,7 +48,7 @@ def run(code: str) -> str:
 
 
 def test_torch_alone_is_enough():
-    """With every other installed package blocked, each catalogue design filters."""
+    """With every other installed package blocked, each catalogue design filters and each layer runs."""
     out = run(
         BLOCKED
         + """
@@ -62,6 +62,9 @@ def test_torch_alone_is_enough():
         out = mbd.filter_sequence(design, q, k, v, **{n: x for n, x in numbers.items() if n in needs})
         assert out.output.shape == (1, 5, 2, 4)
         print(design.describe().title)
+    for name in mbd.layers.LAYERS:
+        y, belief = mbd.make_layer(name, 16, num_heads=2, head_dim=4)(torch.randn(1, 5, 16))
+        assert y.shape == (1, 5, 16)
     """
     )
     assert len(out.splitlines()) == 11
@@ -82,6 +85,7 @@ def test_import_pulls_in_nothing_heavy():
     assert loaded <= {"membydesign"} | set(sys.stdlib_module_names)
     assert "membydesign.cli" not in out
     assert "membydesign.experiments" not in out
+    assert "membydesign.models" not in out
 
 
 def test_the_command_without_its_extra_says_what_to_install():

@@ -3,7 +3,7 @@
 The legend of letters, used in every shape: B batch, T time, H heads, D key size, M value size, G noise groups.
 """
 
-from membydesign import theory
+from membydesign import layers, theory
 from membydesign.belief import Belief
 from membydesign.design import (
     Catalogue,
@@ -31,6 +31,7 @@ from membydesign.design import (
     real_rows,
 )
 from membydesign.errors import FilterError, NonFiniteError, NotPositiveDefiniteError
+from membydesign.layers import MemoryLayer, make_layer
 from membydesign.ops import Filtered, filter_sequence, filter_step
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "Identity",
     "LatentInput",
     "MeanOnly",
+    "MemoryLayer",
     "NonFiniteError",
     "NotPositiveDefiniteError",
     "ObserveMemory",
@@ -65,6 +67,8 @@ __all__ = [
     "catalogue",
     "filter_sequence",
     "filter_step",
+    "layers",
+    "make_layer",
     "real_rows",
     "theory",
 ]

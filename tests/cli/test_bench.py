@@ -15,6 +15,7 @@ from membydesign.cli.app import app
 from membydesign.cli.bench import memory, page, speed, timing, works
 from membydesign.cli.bench.accuracy import LOOP, STREAMS, WAYS
 from membydesign.cli.bench.choices import BACKENDS, CHUNK_SIZES
+from membydesign.cli.bench.models import made_models
 from membydesign.cli.bench.problem import GRID, Problem, Size
 from membydesign.cli.bench.rate import chunk_operations, operations
 from membydesign.cli.bench.sections import SECTIONS
@@ -38,6 +39,13 @@ def peer(rule: str) -> works.Work:
     if work is None:
         pytest.skip(f"the installed Transformers, if any, has no {rule}")
     return work
+
+
+def test_models_are_of_equal_size():
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in made_models(Size(1, 4, 1, 64)).items()}
+    assert abs(sizes["bayesian_layer"] / sizes["peer"] - 1) < 0.01
+    assert abs(sizes["gated_deltanet"] / sizes["peer"] - 1) < 0.01
+    assert 0.9 < sizes["bayesian_layer_rotating"] / sizes["peer"] < 1  # its keys and queries have half of the rows
 
 
 # Ours and theirs do the same work
@@ -223,7 +231,7 @@ def test_without_transformers_ours_stands_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed,everything"], "--only: expected some of speed, transitions, growth, memory, rate, accuracy"),
+        (["--only", "speed,everything"], "--only: expected some of speed, models, transitions, growth, memory, rate"),
         (["--size", "1,2"], "--size: expected four whole numbers B,H,T,D such as 1,4,2048,64, got '1,2'"),
         (["--size", "1,2,0,8"], "--size: expected numbers of at least 1, got '1,2,0,8'"),
         (

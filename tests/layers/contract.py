@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from closeness import assert_close
-from membydesign.layers import FilterBelief, SequenceLayer
+from membydesign.layers import SequenceLayer
 
 WIDTH = 24
 
@@ -38,6 +38,21 @@ def assert_same_belief(found, wanted, tolerance=1e-9):
     for (name, x), (other, y) in zip(found.parts(), wanted.parts(), strict=True):
         assert name == other
         assert_close(x, y, tolerance, name)
+
+
+def assert_same_tokens(found, wanted, tolerance=1e-9):
+    """The same belief of a layer whose state grows: `found` may have empty places, zeros, before the first token."""
+    assert type(found) is type(wanted)
+    parts = dict(found.parts())
+    lengths = parts.pop("lengths", None)  # of sequences that stand beside longer ones
+    for name, y in wanted.parts():
+        x = parts.pop(name)
+        empty = x.shape[1] - y.shape[1]
+        assert empty >= 0
+        assert not x[:, :empty].any()
+        assert lengths is None or lengths.tolist() == [y.shape[1]]
+        assert_close(x[:, empty:], y, tolerance, name)
+    assert not parts
 
 
 class LayerContract:
@@ -81,8 +96,15 @@ class LayerContract:
             assert_close(packed[:, between(first, i)], y, 1e-9)
             assert_close(more[:, between(second, i)], z, 1e-9)
             rows = belief.map(lambda x, i=i: x[i : i + 1])
-            if isinstance(own, FilterBelief):
-                assert_same_belief(rows, own)
+            (assert_same_tokens if layer.state_size() is None else assert_same_belief)(rows, own)
+
+    def test_an_empty_sequence_keeps_its_belief(self, layer):
+        first, second = tokens(1, 7), tokens(1, 6, seed=2)
+        packed, belief = layer(first, cu_seqlens=torch.tensor([0, 0, 4, 4, 7]))
+        more, _ = layer(second, belief, cu_seqlens=torch.tensor([0, 2, 2, 5, 6]))
+        separate = layer(second[:, :2])[0], layer(second[:, 2:5])[0], layer(second[:, 5:], layer(first[:, 4:])[1])[0]
+        assert packed.shape == first.shape
+        assert_close(more, torch.cat(separate, 1), 1e-9)
 
     def test_gradients_of_pieces_are_those_of_the_whole(self, layer):
         x = tokens(2, 17).requires_grad_()
@@ -123,8 +145,12 @@ class LayerContract:
     def test_state_is_as_declared(self, layer):
         declared = layer.state_size()
         _, belief = layer(tokens(1, 9))
+        numbers = sum(part.numel() for _, part in belief.parts())
         if declared is not None:
-            assert sum(part.numel() for _, part in belief.parts()) == declared.total
+            assert numbers == declared.total
+        else:
+            _, belief = layer(tokens(1, 3), belief)
+            assert sum(part.numel() for _, part in belief.parts()) > numbers
 
     def test_bad_input_is_refused(self, layer):
         with pytest.raises(ValueError, match=rf"^x: expected shape \[B,T,{WIDTH}\]"):

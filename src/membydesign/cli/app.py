@@ -1,4 +1,4 @@
-"""`mbd zoo`, `mbd reproduce`, `mbd bench`, `mbd report`."""
+"""`mbd`: its commands, those that are short in full, and those of other modules."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from membydesign.cli.bench.problem import Size
 from membydesign.cli.bench.sections import SECTIONS, chosen
 from membydesign.cli.bench.timing import Settings, interleaved, product, product_rate
 from membydesign.cli.catalogue_page import catalogue_page
+from membydesign.cli.convert import convert
+from membydesign.cli.generate import generate
+from membydesign.cli.say import AsJson, fail
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
 
@@ -32,13 +35,8 @@ app = typer.Typer(
 )
 console = Console()
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
-
-
-def fail(message: str) -> typer.Exit:
-    """Say what is wrong and what to do, on standard error; exit code 2."""
-    Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {escape(message)}", highlight=False)
-    return typer.Exit(2)
+app.command()(convert)
+app.command()(generate)
 
 
 @app.callback(invoke_without_command=True)

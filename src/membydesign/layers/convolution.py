@@ -43,12 +43,12 @@ def delayed(x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, width: in
     place = torch.arange(x.shape[1], device=x.device) + past * (sequence + 1)
     steps = torch.arange(past, device=x.device)
     tails = ((bounds[:-1] + past * n)[:, None] + steps).flatten()
-    line = torch.cat((tail.reshape(batch * past, -1), x[0]))
+    line = torch.cat((tail.reshape(batch * past, x.shape[-1]), x[0]))
     order = torch.empty(len(line), dtype=torch.long, device=x.device)
     order[torch.cat((tails, place))] = torch.arange(len(line), device=x.device)
     line = line[order]
     ends = ((bounds[1:] + past * n)[:, None] + steps).flatten()
-    return [line[place - past + i][None] for i in range(width)], line[ends].view(batch, past, -1)
+    return [line[place - past + i][None] for i in range(width)], line[ends].view(batch, past, x.shape[-1])
 
 
 class ShortConvolution(nn.Module):
@@ -58,12 +58,14 @@ class ShortConvolution(nn.Module):
         channels: n.
         width: taps of the filter; 1 only scales.
         bias: whether b is there.
+        silu: whether SiLU is there.
 
     Weights are [n,1,width], the newest tap last, as in `torch.nn.Conv1d`.
     """
 
-    def __init__(self, channels: int, width: int = 4, *, bias: bool = False) -> None:
+    def __init__(self, channels: int, width: int = 4, *, bias: bool = False, silu: bool = True) -> None:
         super().__init__()
+        self.silu = silu
         self.channels, self.width = positive("channels", channels), positive("short_convolution", width)
         self.weight = nn.Parameter(torch.empty(channels, 1, width))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
@@ -89,8 +91,8 @@ class ShortConvolution(nn.Module):
         y = delays[0] * taps[0] if self.bias is None else torch.addcmul(self.bias, delays[0], taps[0])
         for delay, tap in zip(delays[1:], taps[1:], strict=True):
             y = torch.addcmul(y, delay, tap)
-        return F.silu(y), tail
+        return F.silu(y) if self.silu else y, tail
 
     def extra_repr(self) -> str:
         """Channels and width."""
-        return f"{self.channels}, width={self.width}, bias={self.bias is not None}"
+        return f"{self.channels}, width={self.width}, bias={self.bias is not None}, silu={self.silu}"

@@ -40,12 +40,14 @@ class StepInputs(NamedTuple):
         k: write keys, [B,T,H,D].
         v: values, [B,T,H,M].
         parameters: the step parameters that the design asks for, by name.
+        aside: what the read-out needs besides x, such as a gate or a skip that was projected together with q, k and v.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     parameters: Mapping[str, Tensor | float]
+    aside: tuple[Tensor, ...] = ()
 
 
 class FilterLayer(SequenceLayer):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from membydesign.design import DampedRotation, DesignModel, PerColumnReset, Reset, catalogue, real_rows
 from membydesign.layers.base import unit
-from membydesign.layers.convolution import ShortConvolution
-from membydesign.layers.filtered import FilterLayer, StepInputs
+from membydesign.layers.filtered import StepInputs
 from membydesign.layers.parameters import Drift, Gate, Learned, Source, Variance
+from membydesign.layers.projected import ProjectedLayer, swish_gated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +19,7 @@ _AXES = {"": (), "G": ("G",), "M": ("M",)}
 
 
 @final
-class MemoryLayer(FilterLayer):
+class MemoryLayer(ProjectedLayer):
     r"""A memory of any design behind the Bayesian Layer's scaffold.
 
     $$q, k = \mathrm{unit}(W_q x),\ \mathrm{unit}(W_k x), \quad v = W_v x, \quad
@@ -73,23 +72,23 @@ class MemoryLayer(FilterLayer):
         norm_eps: float = 1e-5,
     ) -> None:
         design = design_of(design)
-        super().__init__(design, hidden_size, num_heads, head_dim, head_dim if value_dim is None else value_dim)
-        H, D, M = num_heads, head_dim, self.value_dim
         transition = design.transition
-        self.on_real_rows = isinstance(transition, DampedRotation) and transition.noise == "real"
-        keys = H * (D // 2 if self.on_real_rows else D)
-        self.q_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(hidden_size, H * M, bias=False)
-        self.convolutions = nn.ModuleList(
-            [ShortConvolution(n, short_convolution) for n in (keys, keys, H * M)] if short_convolution else []
+        on_real_rows = isinstance(transition, DampedRotation) and transition.noise == "real"
+        super().__init__(
+            design,
+            hidden_size,
+            num_heads,
+            head_dim,
+            head_dim if value_dim is None else value_dim,
+            short_convolution=short_convolution,
+            mapped_key_dim=head_dim // 2 if on_real_rows else head_dim,
         )
-        self.drift = Drift(transition, hidden_size, H, D)
+        self.on_real_rows = on_real_rows
+        self.drift = Drift(transition, hidden_size, num_heads, head_dim)
         given = {"process_noise": process_noise, "write_noise": write_noise, "prior_variance": prior_variance}
         self.noises = nn.ModuleDict(self._variances(given))
-        self.g_proj = nn.Linear(hidden_size, H * M, bias=False) if output_gate else None
-        self.o_norm = nn.RMSNorm(M, eps=norm_eps)
-        self.o_proj = nn.Linear(H * M, hidden_size, bias=False)
+        self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False) if output_gate else None
+        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
 
     def _variances(self, given: Mapping[str, Source | None]) -> dict[str, Variance]:
         sizes = {"G": self.design.write.groups, "M": self.value_dim}
@@ -108,37 +107,25 @@ class MemoryLayer(FilterLayer):
 
     def reset_parameters(self) -> None:
         """The starting values of drift, noises and convolutions."""
-        for module in (self.drift, *self.noises.values(), *self.convolutions):
+        super().reset_parameters()
+        for module in (self.drift, *self.noises.values()):
             module.reset_parameters()  # pyright: ignore[reportCallIssue]
-
-    @property
-    def tail_size(self) -> int:
-        """Elements of the tails of its convolutions."""
-        return sum(convolution.state_size for convolution in self.convolutions)  # pyright: ignore
 
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
         """Unit keys and queries, values, drifts and noises of x."""
-        projected = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        new: list[Tensor] = []
-        for i, convolution in enumerate(self.convolutions):
-            projected[i], tail = convolution(projected[i], None if tails is None else tails[i], cu_seqlens)
-            new.append(tail)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in projected)
+        q, k, v, new = self.projected(x, tails, cu_seqlens)
         q, k = unit(q), unit(k)
         if self.on_real_rows:
             q, k = real_rows(q), real_rows(k)
         noises = {name: variance(x) for name, variance in self.noises.items()}
-        return StepInputs(q, k, v, {**self.drift(x), **noises}), tuple(new)
+        return StepInputs(q, k, v, {**self.drift(x), **noises}), new
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
         """Each head normalised, gated, and projected back to the width."""
         del inputs
-        y = self.o_norm(y.to(self.o_norm.weight.dtype)).flatten(-2)  # under autocast y is narrower than weights
-        if self.g_proj is not None:
-            y = y * F.silu(self.g_proj(x))
-        return self.o_proj(y)
+        return self.o_proj(swish_gated(y, self.o_norm, self.g_proj, x))
 
 
 def design_of(design: DesignModel | str) -> DesignModel:

@@ -15,8 +15,19 @@ from membydesign.design import (
     ScalarDecay,
     catalogue,
 )
+from membydesign.layers.attention import SoftmaxAttention
+from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gla import GLA
+from membydesign.layers.hyena import Hyena
+from membydesign.layers.kda import KDA
+from membydesign.layers.linear_attention import LinearAttention
+from membydesign.layers.longhorn import Longhorn
+from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.parameters import Gate, Learned
+from membydesign.layers.retnet import RetNet
+from membydesign.layers.rwkv7 import RWKV7
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +51,19 @@ _TRANSITIONS: dict[str, Transition] = {
 }
 _DESIGN_OPTIONS = ("transition", "groups", "prior")
 _STYLES = {f"{name}_style": design for name, design in catalogue.items() if name not in _OWN}
-_ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {}
+_ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
+    "deltanet": DeltaNet,
+    "gated_deltanet": GatedDeltaNet,
+    "kda": KDA,
+    "longhorn": Longhorn,
+    "linear_attention": LinearAttention,
+    "retnet": RetNet,
+    "gla": GLA,
+    "mamba2": Mamba2,
+    "attention": SoftmaxAttention,
+    "hyena": Hyena,
+    "rwkv7": RWKV7,
+}
 
 LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
 """The names of all layers."""

@@ -166,14 +166,13 @@ class Drift(nn.Module):
             return
         heads = len(self.A_step)
         steps = torch.logspace(-3, -1, heads) if heads > 1 else torch.full((1,), 0.01)
-        with torch.no_grad():
-            nn.init.zeros_(self.W_A)
-            nn.init.zeros_(self.A_radius)
-            _set(self.A_step, inverse_softplus(steps.to(self.A_step)))
-            if isinstance(self.transition, DampedRotation):
-                pairs = self.A_angle.shape[-1]
-                turns = torch.linspace(0, math.pi, pairs + 1)[:-1]
-                _set(self.A_angle, turns.to(self.A_angle).expand_as(self.A_angle))
+        nn.init.zeros_(self.W_A)
+        nn.init.zeros_(self.A_radius)
+        start_at(self.A_step, inverse_softplus(steps))
+        if isinstance(self.transition, DampedRotation):
+            pairs = self.A_angle.shape[-1]
+            turns = torch.linspace(0, math.pi, pairs + 1)[:-1]
+            start_at(self.A_angle, turns.expand(self.A_angle.shape))
 
     def forward(self, x: Tensor) -> dict[str, Tensor | float]:
         """`log_decay` and `angle` of x, [B,T,hidden_size], as the transition asks for them."""
@@ -189,7 +188,16 @@ class Drift(nn.Module):
         return found
 
 
-def _set(parameter: nn.Parameter, value: Tensor) -> None:
-    """Copy a starting value; nothing to do where there is no storage."""
-    if parameter.device.type != "meta":
-        parameter.copy_(value)
+def start_at(parameter: nn.Parameter, value: Tensor) -> None:
+    """Give a parameter its starting value, in a way that whoever guards `torch.nn.init` guards this too.
+
+    Transformers makes the functions of `torch.nn.init` leave loaded weights alone; there is none that copies. So one of
+    them is asked to mark the parameter first, and nothing is copied over a parameter that keeps its values, nor where
+    there is no storage.
+    """
+    if parameter.is_meta:
+        return
+    with torch.no_grad():
+        nn.init.constant_(parameter, math.nan)
+        if parameter.isnan().all():
+            parameter.copy_(value)

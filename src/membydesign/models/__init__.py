@@ -1,5 +1,7 @@
 """Language models for Transformers: `MemoryConfig`, `MemoryModel`, `MemoryForCausalLM`, known to the Auto classes.
 
+`load_fla` makes one from a Gated DeltaNet that flash-linear-attention saved.
+
 Importing this package registers them: `AutoModelForCausalLM.from_pretrained` then reads what `save_pretrained` wrote.
 """
 
@@ -7,6 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
+from membydesign.models.conversion import Conversion, convert_fla, load_fla
 from membydesign.models.modeling import MemoryForCausalLM, MemoryModel
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
 
@@ -15,10 +18,13 @@ AutoModel.register(MemoryConfig, MemoryModel, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
 
 __all__ = [
+    "Conversion",
     "MemoryCache",
     "MemoryCausalLMOutput",
     "MemoryConfig",
     "MemoryForCausalLM",
     "MemoryModel",
     "MemoryModelOutput",
+    "convert_fla",
+    "load_fla",
 ]

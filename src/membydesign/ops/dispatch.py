@@ -8,6 +8,7 @@ from membydesign.design import Dense, Diagonal, PerColumnReset, Transition
 from membydesign.ops import mean_pass, mean_pass_cpu
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
+from membydesign.ops.generalised_delta import chunk as generalised_delta
 from membydesign.ops.kalman import chunk as kalman
 from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from membydesign.belief import Belief
     from membydesign.design import DesignModel
+    from membydesign.ops.generalised_delta.naive import Steps
     from membydesign.ops.inputs import Inputs
 
 
@@ -77,7 +79,8 @@ def run_filter(
         return kalman.filter_chunk(drift, rows, initial, inputs, _within(size, inputs), **wanted)
     native = native and mean_pass_cpu.available(inputs.q.dtype)
     means = mean_pass_cpu.mean_pass if native else mean_pass.mean_pass
-    size = _within(chunk_size or _mean_chunk(design, native, inputs.q.shape[-1]), inputs)
+    each_column = isinstance(design.covariance, PerColumnReset)
+    size = _within(chunk_size or _mean_chunk(native, inputs.q.shape[-1], each_column=each_column), inputs)
     match design.rule:
         case "delta":
             return delta.filter_chunk(drift, initial, inputs, size, means, **wanted)
@@ -90,6 +93,16 @@ def run_filter(
             return diagonal.filter_chunk(drift, rows, initial, inputs, size, gains, means, **wanted)
 
 
+def run_generalised_delta(
+    M: Tensor, x: Steps, *, backend: str = "auto", chunk_size: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Outputs [B,T,H,M] and the memory at the end, [B,H,D,M]; a chunk counts tokens, of two writes each."""
+    native = backend != "torch" and M.device.type == "cpu" and mean_pass_cpu.available(M.dtype)
+    means = mean_pass_cpu.mean_pass if native else mean_pass.mean_pass
+    size = 2 * chunk_size if chunk_size else _mean_chunk(native, x.q.shape[-1])
+    return generalised_delta.run(M, x, min(size, 2 * x.q.shape[1]), means)
+
+
 def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:
     """One token, [B,1]: the read-out [B,H,M], the new belief, and the precision of the write [B,1,H,G]."""
     x = inputs.at(0)
@@ -97,11 +110,11 @@ def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tenso
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
 
 
-def _mean_chunk(design: DesignModel, native: bool, D: int) -> int:
+def _mean_chunk(native: bool, D: int, *, each_column: bool = False) -> int:
     """C of the mean given gains, where the user names none."""
     if native:
         return 16 if D <= 16 else 32 if D <= 128 else 64
-    return 16 if isinstance(design.covariance, PerColumnReset) else 64  # a triangular system for every value column
+    return 16 if each_column else 64  # a triangular system for every value column
 
 
 def _within(size: int, inputs: Inputs) -> int:

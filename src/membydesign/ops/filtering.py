@@ -147,7 +147,7 @@ def filter_sequence(
         "return_variance": return_variance,
         "return_evidence": return_evidence,
     }
-    with _without_autocast(q):
+    with without_autocast(q):
         if cu_seqlens is None:
             runs = [run_filter(design, initial, inputs, **way)]
         else:
@@ -202,7 +202,7 @@ def filter_step(
     checks.check_belief(design, belief, "belief", q.shape[0], q, v.shape[-1])
     checks.check_belief_values(belief, "belief", definite=False)
     belief, inputs = _in_one_type(belief, inputs)
-    with _without_autocast(q):
+    with without_autocast(q):
         output, belief, precision = run_step(design, belief, inputs)
     output = output.to(q.dtype)
     checks.check_found(precision, inputs, output=output, **_named(belief))
@@ -216,7 +216,7 @@ def _in_one_type(belief: Belief, inputs: Inputs) -> tuple[Belief, Inputs]:
     return belief.map(lambda x: x.to(dtype)), inputs.map(lambda x: x.to(dtype))
 
 
-def _without_autocast(like: Tensor) -> AbstractContextManager[object]:
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     """States stay in their own type under torch.autocast, which would run their products in half precision."""
     kind = like.device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

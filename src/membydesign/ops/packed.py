@@ -37,7 +37,7 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
     # A transition of any other form might not stand still where there is no token.
     fill = way["method"] == "chunk" and design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k) is not None
     found: dict[int, Run] = {}
-    for batch in _batches(lengths, PADDING if fill else 1.0):
+    for batch in batches(lengths, PADDING if fill else 1.0):
         longest = max(lengths[n] for n in batch)
         together = Inputs.stacked([rows[n].padded(longest) for n in batch])
         run = run_filter(design, initial.map(lambda x, batch=batch: x[batch]), together, **way)
@@ -50,18 +50,18 @@ def run_packed(design: DesignModel, initial: Belief, inputs: Inputs, bounds: Seq
     return [found[n] for n in range(len(lengths))]
 
 
-def _batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
+def batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
     """Sequences from short to long without empty ones, as many together as `padding` allows."""
-    batches: list[list[int]] = []
+    found: list[list[int]] = []
     tokens = 0
     for n in sorted((n for n in range(len(lengths)) if lengths[n]), key=lengths.__getitem__):
-        if batches and (len(batches[-1]) + 1) * lengths[n] <= padding * (tokens + lengths[n]):
-            batches[-1].append(n)
+        if found and (len(found[-1]) + 1) * lengths[n] <= padding * (tokens + lengths[n]):
+            found[-1].append(n)
             tokens += lengths[n]
         else:
-            batches.append([n])
+            found.append([n])
             tokens = lengths[n]
-    return batches
+    return found
 
 
 def _one_of(run: Run, i: int, length: int) -> Run:

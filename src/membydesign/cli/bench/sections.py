@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from membydesign.cli.bench.accuracy import accuracy
 from membydesign.cli.bench.choices import choices
 from membydesign.cli.bench.memory import memory
+from membydesign.cli.bench.models import models
 from membydesign.cli.bench.rate import rate
 from membydesign.cli.bench.speed import growth, speed, transition
 
@@ -30,6 +31,7 @@ class Section(NamedTuple):
 
 SECTIONS: dict[str, Section] = {
     "speed": Section("Time; a ratio below 1 is faster than the peer", speed),
+    "models": Section("Time of whole models; a ratio below 1 is faster than the peer", models),
     "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
     "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),

@@ -1,0 +1,116 @@
+"""`mbd convert`: other people's checkpoints as ours."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
+from membydesign.experiments import record
+
+if TYPE_CHECKING:
+    from membydesign.models import Conversion
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, or a name on the Hugging Face Hub.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="A new folder for the converted model.")],
+    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}. Default: as stored.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="An option of its config.json not to look at (may be given several times).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a Gated DeltaNet that flash-linear-attention saved, so that `mbd generate` and Transformers read it.
+
+    For example: `mbd convert linear-moe-hub/Gated-Deltanet-340M gated-deltanet-340m`
+
+    Reads safetensors only, of today and of December 2024, in one file or many; flash-linear-attention is not needed.
+    What does not fit is refused with a list of all that does not. Tokenizer files come along.
+    """
+    need_models("convert")
+    from transformers.utils import logging
+
+    from membydesign.models.checkpoint import TOKENIZER_FILES
+    from membydesign.models.conversion import convert_fla
+
+    wanted = dtype_of(dtype)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise fail(f"DST: expected a new or empty folder, and {destination} has something in it")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("looking", total=None)
+
+        def advance(done: int, total: int) -> None:
+            progress.update(task, description="reading", completed=done, total=total)
+
+        try:
+            found = convert_fla(source, dtype=wanted, revision=revision, ignore=ignore or (), progress=advance)
+        except ValueError as error:
+            raise fail(re.sub("^source:", "SRC:", str(error))) from None
+        progress.update(task, description="writing", total=None)
+        files = [name for name in TOKENIZER_FILES if (found.checkpoint.folder / name).is_file()]
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside its place and then moved: what is at DST is whole.
+        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as scratch:
+            made = Path(scratch) / "model"
+            found.model.save_pretrained(made)
+            for name in files:
+                shutil.copyfile(found.checkpoint.folder / name, made / name)
+            if destination.exists():
+                destination.rmdir()
+            made.rename(destination)
+    if as_json:
+        print(record.to_json(_facts(source, destination, found, files)), end="")
+    else:
+        _show(destination, found, files)
+
+
+def _facts(source: str, destination: Path, found: Conversion, files: list[str]) -> dict[str, Any]:
+    return {
+        "source": source,
+        "destination": str(destination),
+        "tensors": found.tensors,
+        "elements": found.elements,
+        "parameters": found.parameters,
+        "dtype": str(found.model.dtype).removeprefix("torch."),
+        "tied": bool(found.model.config.tie_word_embeddings),
+        "skipped": [skipped._asdict() for skipped in found.skipped],
+        "notes": list(found.notes),
+        "tokenizer_files": files,
+    }
+
+
+def _show(destination: Path, found: Conversion, files: list[str]) -> None:
+    config = found.model.config
+    lines = [
+        ("model", f"Gated DeltaNet, {config.num_hidden_layers} layers of width {config.hidden_size}"),
+        ("read", f"{found.tensors} tensors, {found.elements:,} elements stored"),
+    ]
+    alike: dict[tuple[str, str], list[int]] = {}
+    for skipped in found.skipped:
+        name = re.sub(r"\.layers\.\d+\.", ".layers.*.", skipped.name)
+        alike.setdefault((name, skipped.why), []).append(skipped.elements)
+    for (name, why), elements in alike.items():
+        times = f"{len(elements)} × " if len(elements) > 1 else ""
+        lines.append(("skipped", f"{times}{name}, {sum(elements):,} elements: {why}"))
+    lines += [("note", note) for note in found.notes]
+    dtype = str(found.model.dtype).removeprefix("torch.")
+    lines.append(("written", f"{found.parameters:,} parameters, {dtype}, to {destination}"))
+    lines.append(("tokenizer", ", ".join(files) or "none found: save one there before generating text"))
+    console = Console(soft_wrap=True)
+    for name, text in lines:
+        console.print(f"[bold]{name:<9}[/bold] {escape(text)}", highlight=False)
+    if files:
+        console.print(f'{"":<9} try it: mbd generate {destination} "Once upon a time"', highlight=False, markup=False)

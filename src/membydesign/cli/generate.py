@@ -1,0 +1,207 @@
+"""`mbd generate`: text from a language model, as it comes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
+from membydesign.experiments import record
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import TextStreamer
+
+TOKENIZER_HINT = (
+    "save one there (tokenizer.save_pretrained({model!r})), or name another folder or model with --tokenizer"
+)
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, or a name on the Hugging Face Hub.")],
+    prompt: Annotated[str, typer.Argument(help="What the text begins with; - reads it from standard input.")],
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="When to stop.")] = 200,
+    temperature: Annotated[float | None, typer.Option(help="Below 1 safer, above 1 wilder. Default: 1.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that have this share.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Only the k likeliest tokens; 0 for all.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1, repeated tokens become rarer.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token, no chance.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before its continuation.")] = False,
+    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is. Default: with the model.")] = None,
+    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}. Default: as stored.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, … Default: a GPU if there is one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a prompt, and print the text as it comes.
+
+    For example: `mbd generate my-model "Once upon a time" --temperature 0.8 --seed 1`
+
+    The model may be one of ours, a Gated DeltaNet of flash-linear-attention, or any causal language model that
+    Transformers reads. Where neither you nor the model's generation_config.json says how to sample, tokens are drawn
+    from the model's own distribution. Text goes to standard output, speed to standard error:
+    `echo "Dear Sir," | mbd generate my-model - > letter.txt`
+    """
+    need_models("generate")
+    import torch
+    from transformers.utils import logging
+
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    _check(sampling, repetition_penalty, greedy)
+    text = _prompt(prompt)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    words = _tokenizer(tokenizer or model)
+    lm = _model(model, dtype_of(dtype), device)
+
+    inputs = words(text, return_tensors="pt")
+    ids = inputs["input_ids"].long()
+    if not ids.shape[1] and words.bos_token_id is not None:
+        ids = torch.tensor([[words.bos_token_id]])
+    if not ids.shape[1]:
+        raise fail("PROMPT: expected at least one token, got none")
+    size = lm.get_input_embeddings().weight.shape[0]
+    if int(ids.max()) >= size:
+        raise fail(f"--tokenizer: expected one of at most {size} tokens, as the model has, got token {int(ids.max())}")
+
+    options = _options(lm.generation_config, sampling, repetition_penalty, greedy)
+    eos = lm.generation_config.eos_token_id
+    if lm.generation_config.pad_token_id is None:
+        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos or 0
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    torch.manual_seed(seed)
+    streamer = None if as_json else _stream(words, echo)
+    ids = ids.to(lm.device)
+    started = time.perf_counter()
+    out = lm.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer, **options
+    )
+    seconds = time.perf_counter() - started
+    new = out.shape[1] - ids.shape[1]
+    if not as_json:
+        speed = f"{new} tokens in {seconds:.2f} s, {new / seconds:.1f} tokens/s"
+        Console(stderr=True, soft_wrap=True).print(f"{speed}{'' if greedy else f', seed {seed}'}", highlight=False)
+        return
+    before, after = (words.decode(row, skip_special_tokens=True) for row in (ids[0], out[0]))
+    ended = int(out[0, -1]) in (eos if isinstance(eos, list) else [eos])
+    facts = {
+        "model": model,
+        "prompt": text,
+        "text": after[len(before) :],
+        "prompt_tokens": ids.shape[1],
+        "new_tokens": new,
+        "finish": "end" if ended else "length",
+        "seconds": seconds,
+        "tokens_per_second": new / seconds,
+        "seed": None if greedy else seed,
+        "options": options,
+    }
+    print(record.to_json(facts), end="")
+
+
+def _check(sampling: dict[str, Any], repetition_penalty: float | None, greedy: bool) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in sampling.items() if value is not None]
+    if greedy and given:
+        raise fail(f"--greedy: expected no {', '.join(given)} with it, since nothing is drawn")
+    for name, value, most in (
+        ("--temperature", sampling["temperature"], float("inf")),
+        ("--top-p", sampling["top_p"], 1.0),
+        ("--repetition-penalty", repetition_penalty, float("inf")),
+    ):
+        if value is not None and not 0 < value <= most:
+            hint = " (or --greedy)" if name == "--temperature" else ""
+            raise fail(f"{name}: expected a number above 0{' up to 1' if most == 1 else ''}{hint}, got {value}")
+
+
+def _prompt(prompt: str) -> str:
+    return sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+
+
+def _options(own: Any, sampling: dict[str, Any], repetition_penalty: float | None, greedy: bool) -> dict[str, Any]:
+    """What `generate` is told: the user's word first, then the model's, then nothing that bends its distribution."""
+    options: dict[str, Any] = {"do_sample": not greedy, "num_beams": 1}
+    if not greedy:
+        for name, plain in (("temperature", 1.0), ("top_p", 1.0), ("top_k", 0)):
+            said = [x for x in (sampling[name], getattr(own, name, None)) if x is not None]
+            options[name] = said[0] if said else plain
+    if repetition_penalty is not None:
+        options["repetition_penalty"] = repetition_penalty
+    return options
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    from membydesign.models.checkpoint import TOKENIZER_FILES
+
+    hint = TOKENIZER_HINT.format(model=source)
+    if _local(source) and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+        raise fail(f"no tokenizer in {source}: {hint}")
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, ImportError) as error:
+        raise fail(f"no tokenizer for {source}: {error}\n{hint}") from None
+
+
+def _model(source: str, dtype: torch.dtype | None, device: str) -> Any:
+    from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+    from membydesign.models import fla_config, load_fla
+
+    try:
+        kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        if kind == fla_config.MODEL_TYPE:
+            return load_fla(source, dtype=dtype, device=device)
+        asked: Any = "auto" if dtype is None else dtype
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=asked, use_safetensors=True, trust_remote_code=False
+        )
+        return found.to(device)
+    except (OSError, ValueError, ImportError) as error:
+        raise fail(f"no model at {source}: {error}") from None
+
+
+def _local(source: str) -> bool:
+    """Whether it is a folder; refuses what can be neither a folder nor a name on the Hub."""
+    if Path(source).is_dir():
+        return True
+    if Path(source).exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
+        raise fail(f"MODEL: expected a folder or a name on the Hugging Face Hub, got {source!r}")
+    return False
+
+
+def _stream(words: Any, echo: bool) -> TextStreamer:
+    from transformers import TextStreamer
+
+    class Stream(TextStreamer):
+        """Prints each token at once, and not by words as its parent does, which would hold back text without spaces.
+
+        The prompt is decoded along with what follows, since some tokenizers drop the space that a text begins with.
+        """
+
+        def put(self, value: torch.Tensor) -> None:
+            self.token_cache.extend(value.flatten().tolist())
+            text = self.text()
+            if self.next_tokens_are_prompt:
+                self.next_tokens_are_prompt = False
+                self.print_len = 0 if echo else len(text)
+            if text.endswith("\ufffd"):  # a letter of several tokens, not whole yet
+                return
+            self.on_finalized_text(text[self.print_len :])
+            if text.endswith("\n"):  # begin anew, so that decoding stays short
+                self.token_cache = self.token_cache[-1:]
+                text = self.text()
+            self.print_len = len(text)
+
+        def text(self) -> str:
+            return self.tokenizer.decode(self.token_cache, **self.decode_kwargs)  # pyright: ignore
+
+    return Stream(words, skip_special_tokens=True)

@@ -1,0 +1,45 @@
+"""What all commands share: `--json`, refusals, and packages that only some of them need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    import torch
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, and nothing else.")]
+"""The option of every command that says something."""
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def fail(message: str) -> typer.Exit:
+    """Say what is wrong and what to do, on standard error; exit code 2."""
+    Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {escape(message)}", highlight=False)
+    return typer.Exit(2)
+
+
+def need_models(command: str) -> None:
+    """Refuse a command that needs Transformers if it is not there, and say how to get it."""
+    try:
+        import membydesign.models  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("transformers", "safetensors", "tokenizers", "huggingface_hub"):
+            raise
+        install = "pip install 'memory-by-design[models]'"
+        raise fail(f"mbd {command} needs {error.name}, which is not installed: {install}") from None
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """A type of torch by its name; None stays None."""
+    import torch
+
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise fail(f"--dtype: expected one of {', '.join(DTYPES)}, got {name!r}")
+    return getattr(torch, name)

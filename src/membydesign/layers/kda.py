@@ -1,0 +1,98 @@
+"""Kimi Delta Attention in full."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from membydesign.design import catalogue
+from membydesign.layers.base import unit
+from membydesign.layers.filtered import StepInputs
+from membydesign.layers.parameters import wide
+from membydesign.layers.projected import ProjectedLayer, delta_noises, rms_normed, start_rates, start_steps
+
+
+@final
+class KDA(ProjectedLayer):
+    r"""Kimi Delta Attention: a delta rule on a memory whose rows fade each at its own rate (Kimi Team, 2025).
+
+    $$q, k, v = \mathrm{SiLU}(\mathrm{conv}(W_{q,k,v} x)), \qquad \tilde q = \mathrm{unit}(q)/\sqrt{D}, \qquad
+    \tilde k = \mathrm{unit}(k)$$
+    $$\log\alpha_t = -e^{A} \odot \mathrm{softplus}(W_f^\uparrow W_f^\downarrow x_t + b) \in \mathbb R^{H\times D},
+    \qquad \beta_t = \sigma(W_b x_t)$$
+    $$\bar M_t = \mathrm{diag}(\alpha_t) M_{t-1}, \qquad
+    M_t = \bar M_t + \beta_t \tilde k_t (v_t - \bar M_t^\top \tilde k_t)^\top$$
+    $$y_t = W_o\bigl(\mathrm{RMSNorm}(M_t^\top \tilde q_t) \odot \sigma(W_g^\uparrow W_g^\downarrow x_t)\bigr)$$
+
+    The layer of Kimi Linear (Kimi Linear: An Expressive, Efficient Attention Architecture). A has one entry per head, b
+    one per row; the low-rank maps pass through head_dim channels. In the terms of the design, $\lambda_t = 1$ and
+    $r_t^2 = 1/\beta_t - \lVert\tilde k_t\rVert^2$.
+
+    Args:
+        hidden_size: the width of x and y.
+        num_heads: H.
+        head_dim: D, also the rank of the two gates.
+        value_dim: M; default head_dim.
+        short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
+        norm_eps: ε of the RMSNorm.
+
+    Rates $e^A$ start uniformly between 1 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
+
+    Example:
+        >>> KDA(hidden_size=64, num_heads=2, head_dim=16).state_size()
+        LayerStateSize(mean=512, covariance=0, convolution=288)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        short_convolution: int | None = 4,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(
+            catalogue["kda"],
+            hidden_size,
+            num_heads,
+            head_dim,
+            head_dim if value_dim is None else value_dim,
+            short_convolution=short_convolution,
+        )
+        self.f_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
+        self.f_b_proj = nn.Linear(head_dim, num_heads * head_dim, bias=False)
+        self.A_log = nn.Parameter(torch.empty(num_heads))
+        self.dt_bias = nn.Parameter(torch.empty(num_heads * head_dim))
+        self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
+        self.g_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
+        self.g_b_proj = nn.Linear(head_dim, num_heads * self.value_dim, bias=False)
+        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The starting values of rates, steps and convolutions."""
+        super().reset_parameters()
+        start_rates(self.A_log, 1, 16)
+        start_steps(self.dt_bias)
+
+    def step_inputs(
+        self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[StepInputs, tuple[Tensor, ...]]:
+        """Unit keys and scaled unit queries, values, decays and noises of x."""
+        q, k, v, new = self.projected(x, tails, cu_seqlens, bare=F.silu)
+        q, k = unit(q), unit(k)
+        step = F.softplus(wide(self.f_b_proj(self.f_a_proj(x))) + wide(self.dt_bias))
+        rate = wide(self.A_log).exp()[:, None]
+        decay = {"log_decay": -rate * step.unflatten(-1, (self.num_heads, self.key_dim))}
+        return StepInputs(q * self.key_dim**-0.5, k, v, {**decay, **delta_noises(self.b_proj(x), k)}), new
+
+    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
+        """Each head normalised, gated, and projected back to the width."""
+        del inputs
+        gate = wide(self.g_b_proj(self.g_a_proj(x))).sigmoid()
+        return self.o_proj((rms_normed(y, self.o_norm).flatten(-2) * gate).to(x.dtype))

@@ -1,0 +1,93 @@
+"""The generalised delta rule: the fast way is the loop over tokens."""
+
+import pytest
+import torch
+
+from closeness import assert_close
+from membydesign.ops import generalised_delta_rule
+
+NAMES = ("log_decay", "removal_key", "removal", "k", "v", "q")
+
+
+def problem(B=2, T=37, H=2, D=6, M=5, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    kappa = torch.nn.functional.normalize(normal(B, T, H, D), dim=-1)
+    log_decay = -0.6 * torch.rand(B, T, H, D, generator=generator, dtype=torch.float64)
+    rate = torch.rand(B, T, H, D, generator=generator, dtype=torch.float64)
+    parts = (log_decay, kappa, rate * kappa, normal(B, T, H, D), normal(B, T, H, M), normal(B, T, H, D))
+    initial = normal(B, H, D, M)
+    return [x.to(dtype).requires_grad_() for x in (*parts, initial)]
+
+
+def run(inputs, **way):
+    return generalised_delta_rule(*inputs[:-1], initial=inputs[-1], **way)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("chunk_size", [None, 1, 5, 64])
+@pytest.mark.parametrize("sizes", [{}, {"D": 24, "M": 40}, {"T": 2, "D": 1, "M": 1}])
+def test_chunks_are_the_loop(backend, chunk_size, sizes):
+    """Outputs, memory and every gradient."""
+    inputs = problem(**sizes)
+    wanted = run(inputs, method="recurrent")
+    found = run(inputs, backend=backend, chunk_size=chunk_size)
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in wanted]
+
+    def gradients(results):
+        return torch.autograd.grad((results[0] * weights[0]).sum() + (results[1] * weights[1]).sum(), inputs)
+
+    for a, b, name in zip(found, wanted, ("output", "memory"), strict=True):
+        assert_close(a, b, 1e-10, name)
+    for a, b, name in zip(gradients(found), gradients(wanted), (*NAMES, "initial"), strict=True):
+        assert_close(a, b, 1e-9, name)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_float32_over_a_long_sequence(backend):
+    wide = problem(B=1, T=4096, D=16, M=16)
+    with torch.no_grad():
+        wanted, memory = run(wide, method="recurrent")
+        found, end = run([x.float() for x in wide], backend=backend)
+    scale = wanted.abs().max().item()
+    assert_close(found.double() / scale, wanted / scale, 1e-5)
+    assert_close(end.double() / scale, memory / scale, 1e-5)
+
+
+def test_half_precision_keeps_a_float32_memory():
+    inputs = problem(dtype=torch.bfloat16)
+    output, memory = run(inputs)
+    assert (output.dtype, memory.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("method", ["chunk", "recurrent"])
+def test_packed_is_separate(method):
+    *parts, _ = problem(B=1, T=30)
+    bounds = [0, 11, 12, 14, 14, 24, 30]
+    start = torch.randn(6, 2, 6, 5, dtype=torch.float64)
+    output, memory = generalised_delta_rule(*parts, initial=start, cu_seqlens=torch.tensor(bounds), method=method)
+    assert_close(memory[3], start[3], 0.0)  # of an empty sequence
+    for n in (0, 1, 2, 4, 5):
+        own = [x[:, bounds[n] : bounds[n + 1]] for x in parts]
+        y, end = generalised_delta_rule(*own, initial=start[n : n + 1])
+        assert_close(output[:, bounds[n] : bounds[n + 1]], y, 1e-10)
+        assert_close(memory[n : n + 1], end, 1e-10)
+
+
+def test_bad_arguments_are_refused():
+    log_decay, removal_key, removal, k, v, q, initial = problem()
+    with pytest.raises(
+        ValueError, match=r"^removal: expected shape \[2, 37, 2, 6\], as q has, got shape \[2, 37, 2, 5"
+    ):
+        generalised_delta_rule(log_decay, removal_key, removal[..., :5], k, v, q)
+    with pytest.raises(ValueError, match=r"^v: expected shape \[2, 37, 2, M\], got shape \[2, 36, 2, 5\]"):
+        generalised_delta_rule(log_decay, removal_key, removal, k, v[:, :-1], q)
+    with pytest.raises(ValueError, match=r"^initial: expected shape \[2, 2, 6, 5\], got shape \[1, 2, 6, 5\]"):
+        generalised_delta_rule(log_decay, removal_key, removal, k, v, q, initial=initial[:1])
+    for name, wrong in {"method": "scan", "backend": "gpu", "chunk_size": 0}.items():
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            run(problem(), **{name: wrong})
