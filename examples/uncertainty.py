@@ -25,6 +25,7 @@ from torch import Tensor
 
 from membydesign.experiments.record import Provenance
 from membydesign.experiments.style import COLOURS, figure, house_style, save
+from membydesign.layers import FilterLayer
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
 KEYS, VALUES = 64, 32
@@ -179,17 +180,31 @@ def read(model: MemoryForCausalLM, data: Sequences) -> Reads:
 
 def accuracy_without(model: MemoryForCausalLM, head: int, data: Sequences) -> float:
     """Share of right answers for written keys if a head's read is set to zero."""
-    mixer = model.model.mixers()[0]
+    read_out = model.model.mixers()[0].get_submodule("o_proj")
 
     def silence(_: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
         heads = inputs[0].unflatten(-1, (model.config.num_heads, -1)).clone()
         heads[..., head, :] = 0
         return (heads.flatten(-2),)
 
-    handle = mixer.o_proj.register_forward_pre_hook(silence)
+    handle = read_out.register_forward_pre_hook(silence)
     correct = read(model, data).correct
     handle.remove()
     return correct[data.before[:, -ASKED:] > 0].float().mean().item()
+
+
+@torch.no_grad()
+def learned(model: MemoryForCausalLM, data: Sequences) -> dict[str, dict[str, list[float]]]:
+    """What the layer made of drift and noises: means over tokens of each kind, one for each head."""
+    layer, embedded = model.model.mixers()[0], model.model.embeddings(data.ids)
+    assert isinstance(layer, FilterLayer)
+    inputs, _ = layer.step_inputs(model.model.layers[0].get_submodule("mixer_norm")(embedded), None, None)
+    kinds = {"keys": slice(0, 2 * WRITES, 2), "values": slice(1, 2 * WRITES, 2), "keys asked for": slice(-ASKED, None)}
+    return {
+        name: {kind: x[:, place].transpose(0, 2).flatten(1).mean(1).tolist() for kind, place in kinds.items()}
+        for name, x in inputs.parameters.items()
+        if isinstance(x, Tensor)
+    }
 
 
 def auroc(high: Tensor, low: Tensor) -> float:
@@ -367,6 +382,7 @@ def main(arguments: list[str] | None = None) -> None:
         "threads": torch.get_num_threads(),
         "cost_of_asking": cost(model, data.ids[:32]),
         **found,
+        "learned": learned(model, chosen_on),
         "losses": losses,
     }
     options.out.mkdir(parents=True, exist_ok=True)
