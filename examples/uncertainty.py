@@ -103,7 +103,7 @@ def make_model() -> MemoryForCausalLM:
             layers=["bayesian_layer"],
             num_heads=2,
             intermediate_size=128,
-            initializer_range=0.1,  # near 1/√64; from 0.02 it may take thousands of steps until keys and values bind
+            initializer_range=0.1,  # near 1/√64; from 0.02 many seeds learn to bind far later
             layer_options={"bayesian_layer": {"short_convolution": 2}},
         )
     )
