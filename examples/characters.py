@@ -65,7 +65,7 @@ def main() -> None:
     """Train, write a sample, and save everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", default="bayesian_layer", help="names of layers, taken in turn by the four blocks")
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--hidden-size", type=int, default=128)

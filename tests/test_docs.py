@@ -36,7 +36,7 @@ def test_python_blocks_run(page):
 
 def test_the_pages_with_code_have_code():
     counts = {str(page.relative_to(ROOT)): page.read_text().count("```python") for page in PAGES}
-    assert counts["README.md"] == 1
+    assert counts["README.md"] >= 3
     assert counts["docs/design-your-own-memory.md"] >= 5
 
 
