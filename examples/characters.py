@@ -65,6 +65,7 @@ def main() -> None:
     """Train, write a sample, and save everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", default="bayesian_layer", help="names of layers, taken in turn by the four blocks")
+    parser.add_argument("--options", type=json.loads, default={}, help="arguments of the first layer's class, as JSON")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
@@ -86,6 +87,7 @@ def main() -> None:
             hidden_size=options.hidden_size,
             layers=[names[i % len(names)] for i in range(4)],
             num_heads=4,
+            layer_options={names[0]: options.options},
             intermediate_size=3 * options.hidden_size,
         )
     )
