@@ -157,6 +157,7 @@ class TestMistakes:
         ("options", "message"),
         [
             (["--greedy", "--top-k", 3], "--greedy: expected no --top-k with it"),
+            (["--device", "nonsense"], "--device: expected cpu, or a device that this PyTorch has, got 'nonsense'"),
             (["--temperature", 0], "--temperature: expected a number above 0 (or --greedy), got 0.0"),
             (["--top-p", 1.5], "--top-p: expected a number above 0 up to 1, got 1.5"),
             (["--repetition-penalty", -1], "--repetition-penalty: expected a number above 0, got -1.0"),

@@ -152,6 +152,14 @@ class LayerContract:
             _, belief = layer(tokens(1, 3), belief)
             assert sum(part.numel() for _, part in belief.parts()) > numbers
 
+    def test_a_belief_keeps_no_more_memory_than_it_needs(self, layer):
+        if layer.state_size() is None:
+            return
+        with torch.no_grad():
+            _, belief = layer(tokens(1, 300))
+        for name, part in belief.parts():
+            assert part.untyped_storage().nbytes() <= 2 * part.nbytes + 64, name
+
     def test_bad_input_is_refused(self, layer):
         with pytest.raises(ValueError, match=rf"^x: expected shape \[B,T,{WIDTH}\]"):
             layer(torch.zeros(2, 3, WIDTH + 1, dtype=torch.float64))

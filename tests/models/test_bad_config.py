@@ -55,6 +55,10 @@ def bayesian(**options) -> dict:
         (bayesian(prior_variance=1.0), "prior_variance: expected None, …got 1.0"),
         (bayesian(short_convolution=-1), "short_convolution: expected a whole number of at least 1, got -1"),
         (
+            {"layers": "rwkv7", "layer_options": {"rwkv7": {"value_residual": True}}, "num_hidden_layers": 2},
+            "layer_options: expected no value_residual for rwkv7, …got True",
+        ),
+        (
             {"layer_options": {"bayesian_layer": 3}},
             "layer_options: expected a dict of options of bayesian_layer, got 3",
         ),

@@ -238,3 +238,13 @@ def test_sizes_of_layers_can_differ():
     assert [(m.num_heads, m.key_dim, m.value_dim) for m in model.model.mixers()] == [(4, 8, 8), (2, 16, 12), (4, 8, 8)]
     assert model(IDS).logits.shape == (2, 11, VOCABULARY)
     assert not any("mlp" in name for name, _ in model.named_parameters())
+
+
+def test_tuples_if_the_configuration_says_so():
+    model, ids = model_of("bayesian_layer"), some_ids(1, 5)
+    wanted = model(ids).logits
+    model.config.return_dict = False
+    try:
+        assert torch.equal(model(ids)[0], wanted)
+    finally:
+        model.config.return_dict = True

@@ -185,3 +185,19 @@ def test_the_trainer_trains(tmp_path):
     before = model.eval()(some_ids(4, 12), labels=some_ids(4, 12)).loss
     trainer.train()
     assert model.eval()(some_ids(4, 12), labels=some_ids(4, 12)).loss < 0.5 * before
+
+
+def test_some_logits_of_a_packed_row_have_the_targets_of_their_own_documents():
+    model, ids, bounds = model_of("bayesian_layer"), some_ids(1, 10), torch.tensor([0, 7, 10])
+    labels = ids[:, 5:].clone()
+    out = model(ids, labels=labels, cu_seqlens=bounds, logits_to_keep=5)
+    labels[:, 2] = -100  # position 7 begins a document
+    assert_close(out.loss, F.cross_entropy(out.logits[0, :-1], labels[0, 1:], ignore_index=-100), 1e-6)
+
+
+def test_a_mask_that_masks_nothing_changes_nothing():
+    model, ids = model_of("bayesian_layer"), some_ids(1, 10)
+    packed = {"position_ids": torch.tensor([[*range(6), *range(4)]]), "labels": ids}
+    bare, masked = model(ids, **packed), model(ids, torch.ones_like(ids), **packed)
+    assert torch.equal(bare.logits, masked.logits)
+    assert torch.equal(bare.loss, masked.loss)

@@ -91,3 +91,17 @@ def test_bad_arguments_are_refused():
     for name, wrong in {"method": "scan", "backend": "gpu", "chunk_size": 0}.items():
         with pytest.raises(ValueError, match=f"^{name}: expected"):
             run(problem(), **{name: wrong})
+
+
+def test_decays_out_of_bounds_are_refused_and_never_give_nan():
+    q, k, v, key, removal = torch.randn(5, 1, 6, 2, 4).unbind()
+    strong = torch.full_like(q, -100.0)
+    with pytest.raises(ValueError, match='^log_decay: expected at least -60.0, .*method="recurrent".*, got -100'):
+        generalised_delta_rule(strong, key, removal, k, v, q)
+    y, M = generalised_delta_rule(strong, key, removal, k, v, q, method="recurrent")
+    assert torch.isfinite(y).all()
+    assert torch.isfinite(M).all()
+    y, _ = generalised_delta_rule(strong.clamp(min=-60), key, removal, k, v, q)
+    assert torch.isfinite(y).all()
+    with pytest.raises(ValueError, match="^log_decay: expected log-decays <= 0, got 100"):
+        generalised_delta_rule(-strong, key, removal, k, v, q)

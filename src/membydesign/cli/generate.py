@@ -59,6 +59,10 @@ def generate(
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise fail(f"--device: expected cpu, or a device that this PyTorch has, got {device!r} ({error})") from None
     words = _tokenizer(tokenizer or model)
     lm = _model(model, dtype_of(dtype), device)
 

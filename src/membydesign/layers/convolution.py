@@ -35,7 +35,8 @@ def delayed(x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, width: in
     if cu_seqlens is None:
         line = torch.cat((tail, x), 1)
         T = x.shape[1]
-        return [line[:, i : i + T] for i in range(width)], line[:, T:]
+        # A copy, since a view would keep the whole line in memory.
+        return [line[:, i : i + T] for i in range(width)], line[:, T:].clone()
     # Every sequence gets its tail in front of it, so that no token sees another sequence.
     bounds = cu_seqlens.to(x.device, torch.long)
     n = torch.arange(batch, device=x.device)

@@ -195,7 +195,8 @@ class Hyena(SequenceLayer):
         filters = self.filters(past + z.shape[1])
         histories: list[Tensor] = []
         for i, gate in enumerate(gates):
-            histories.append(after(None if belief is None else belief.histories[i], z, rows))
+            # A copy of the first, since a view would keep the gates in memory too.
+            histories.append(after(None if belief is None else belief.histories[i], z.contiguous(), rows))
             # Empty places stay zero, since there the gate is.
             z = gate * (_convolved(histories[i], filters[i], z.shape[1]).to(z.dtype) + self.skip[i] * z)
         return self.o_proj(z if rows is None else rows.packed(z)), HyenaBelief(tuple(histories), (tail,))

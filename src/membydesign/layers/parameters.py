@@ -103,7 +103,7 @@ class Variance(nn.Module):
         """The variances of x, [B,T,hidden_size]: [B,T,*shape], or the one number."""
         if isinstance(self.source, (int, float)):
             return float(self.source)
-        logits = wide(F.linear(x, self.weight, self.bias))
+        logits = wide(F.linear(x, self.weight)) + wide(self.bias)
         if len(self.shape) > 1:
             logits = logits.unflatten(-1, self.shape)
         if isinstance(self.source, Learned):
@@ -178,7 +178,7 @@ class Drift(nn.Module):
         """`log_decay` and `angle` of x, [B,T,hidden_size], as the transition asks for them."""
         if isinstance(self.transition, Identity):
             return {}
-        step = F.softplus(wide(F.linear(x, self.W_A, self.A_step)))
+        step = F.softplus(wide(F.linear(x, self.W_A)) + wide(self.A_step))
         rate = wide(self.A_radius).exp()
         if isinstance(self.transition, ScalarDecay):
             return {"log_decay": -step * rate}

@@ -26,7 +26,7 @@ class MemoryConfig(PreTrainedConfig):
             `{"bayesian_layer": {"short_convolution": 4}, "attention": {"num_heads": 8, "head_dim": 64}}`.
         intermediate_size: hidden units of each SwiGLU; default about 8/3 of the width; 0 for blocks without one.
         mlp_dropout: dropout of the SwiGLU's hidden units.
-        norm_eps: ε of every RMSNorm.
+        norm_eps: ε of the blocks' norms and of the last one; a layer's own norm has `norm_eps` among its options.
         initializer_range: standard deviation of starting weights.
         tie_word_embeddings: whether the output layer shares the weights of the embedding.
         use_cache: whether to return beliefs, for generation.
@@ -96,6 +96,10 @@ class MemoryConfig(PreTrainedConfig):
                 raise ValueError(
                     f"layer_options: expected hidden_size = {self.hidden_size} from the model alone, "
                     f"got another for {name}: {options['hidden_size']!r}"
+                )
+            if options.get("value_residual"):
+                raise ValueError(
+                    f"layer_options: expected no value_residual for {name}, since blocks hand on no values, got True"
                 )
         if not 0 <= self.mlp_dropout < 1:
             raise ValueError(f"mlp_dropout: expected a number from 0 to below 1, got {self.mlp_dropout}")

@@ -137,14 +137,15 @@ class MemoryModel(MemoryPreTrainedModel):
             input_ids: [B,T]; or `inputs_embeds`.
             attention_mask: [B,T] or, with a cache, [B,past+T]: zero for padding, on either side. Padded tokens are
                 taken out before the layers and come back as zeros.
-            position_ids: only their restarts are read: with B = 1, no mask and no cache, a position 0 begins a packed
+            position_ids: only their restarts are read: with B = 1, no padding and no cache, a position 0 begins a packed
                 sequence, as Transformers' collators write it.
             past_key_values: beliefs from an earlier call, updated in place.
             inputs_embeds: [B,T,hidden_size], instead of `input_ids`.
             use_cache: whether to return beliefs; default as configured, and not while training.
             output_hidden_states: whether to return the output of every block.
             cu_seqlens: boundaries of packed sequences, [N+1], with B = 1. `cu_seq_lens_q` is another name for it.
-            return_variance: whether to return how unsure each layer's reads are.
+            return_variance: whether to return how unsure each layer's reads are; None for all layers if the whole piece
+                is padding.
             return_evidence: whether to return how expected each layer's writes were.
         """
         if (input_ids is None) == (inputs_embeds is None):
@@ -165,8 +166,8 @@ class MemoryModel(MemoryPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         cache = self._cache(past_key_values, use_cache)
         cu_seqlens = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
-        if cu_seqlens is None and attention_mask is None and past_key_values is None:
-            cu_seqlens = _restarts(position_ids)
+        if cu_seqlens is None and past_key_values is None:
+            cu_seqlens = _restarts(position_ids, attention_mask)
         B, T = x.shape[:2]
         padding = padding_of(attention_mask, B, T, 0 if cache is None else cache.get_seq_length())
         if padding is not None and cu_seqlens is not None:
@@ -319,8 +320,8 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         """
         if cu_seqlens is None:
             cu_seqlens = kwargs.pop("cu_seq_lens_q", None)
-        if cu_seqlens is None and attention_mask is None and past_key_values is None:
-            cu_seqlens = _restarts(position_ids)
+        if cu_seqlens is None and past_key_values is None:
+            cu_seqlens = _restarts(position_ids, attention_mask)
         out = self.model(
             input_ids,
             attention_mask,
@@ -331,6 +332,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
             cu_seqlens=cu_seqlens,
             return_variance=return_variance,
             return_evidence=return_evidence,
+            return_dict=True,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
@@ -341,8 +343,12 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
                     f"labels: expected one for each of the logits, {list(logits.shape[:2])}, got {list(labels.shape)}"
                 )
             if cu_seqlens is not None:
+                T = out.last_hidden_state.shape[1]
                 starts = cu_seqlens[1:-1].to(labels.device, torch.long)
-                labels = labels.index_fill(1, starts[starts < labels.shape[1]], -100)
+                first = torch.zeros(1, T, dtype=torch.bool, device=labels.device).index_fill(
+                    1, starts[starts < T], True
+                )
+                labels = labels.masked_fill(first[:, kept], -100)
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         return MemoryCausalLMOutput(
             loss=loss,
@@ -354,9 +360,11 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         )
 
 
-def _restarts(position_ids: Tensor | None) -> Tensor | None:
-    """Boundaries of packed sequences, from positions that begin anew; None if none does."""
+def _restarts(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
+    """Boundaries of packed sequences, from positions that begin anew; None if none does, or with padding."""
     if position_ids is None or position_ids.shape[0] != 1:
+        return None
+    if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
         return None
     starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
     if not len(starts):

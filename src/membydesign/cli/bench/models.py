@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SIZES = (Size(4, 4, 512, 64), Size(1, 4, 2048, 64), Size(4, 4, 512, 128), Size(1, 4, 2048, 128))
 DECODED = 16
-"""Tokens for each reading of decoding, after a prompt of as many."""
+"""Tokens for each reading of decoding."""
 
 BLOCKS = 4
 VOCABULARY = 2048

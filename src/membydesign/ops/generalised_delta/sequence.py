@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+STRONGEST = -60.0
+"""The smallest log-decay of the chunk form: e^60 still has room below float32's largest number."""
+
+
 def generalised_delta_rule(
     log_decay: Tensor,
     removal_key: Tensor,
@@ -63,6 +67,7 @@ def generalised_delta_rule(
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     x = Steps(log_decay, removal_key, removal, k, v, q)
     _check_shapes(x)
+    _check_decays(log_decay, method)
     bounds = None if cu_seqlens is None else check_cu_seqlens(cu_seqlens, q)
     batch = q.shape[0] if bounds is None else len(bounds) - 1
     shape = (batch, q.shape[2], q.shape[3], v.shape[3])
@@ -81,6 +86,19 @@ def generalised_delta_rule(
     with without_autocast(q):
         output, M = run(initial, x) if bounds is None else _packed(run, initial, x, bounds)
     return output.to(v.dtype), M
+
+
+def _check_decays(log_decay: Tensor, method: str) -> None:
+    """Refuse decays above one and, chunk by chunk, those whose inverse would overflow."""
+    if torch.compiler.is_compiling() or log_decay.is_meta:
+        return
+    smallest, largest = (value.item() for value in torch.aminmax(log_decay.detach()))
+    if not largest <= 0:
+        raise ValueError(f"log_decay: expected log-decays <= 0, got {largest:.6g}")
+    if method == "chunk" and smallest < STRONGEST:
+        raise ValueError(
+            f'log_decay: expected at least {STRONGEST}, since 1/w is formed (or method="recurrent"), got {smallest:.6g}'
+        )
 
 
 def _check_shapes(x: Steps) -> None:
