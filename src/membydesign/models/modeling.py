@@ -137,7 +137,7 @@ class MemoryModel(MemoryPreTrainedModel):
             input_ids: [B,T]; or `inputs_embeds`.
             attention_mask: [B,T] or, with a cache, [B,past+T]: zero for padding, on either side. Padded tokens are
                 taken out before the layers and come back as zeros.
-            position_ids: only their restarts are read: with B = 1, no padding and no cache, a position 0 begins a packed
+            position_ids: only restarts are read: with B = 1, no padding and no cache, a position 0 begins a packed
                 sequence, as Transformers' collators write it.
             past_key_values: beliefs from an earlier call, updated in place.
             inputs_embeds: [B,T,hidden_size], instead of `input_ids`.
