@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from membydesign.layers.base import LayerBelief, SequenceLayer, positive
 from membydesign.layers.packing import Rows, after
 from membydesign.layers.parameters import wide
+from membydesign.layers.projected import divisor_of_heads
 
 
 @final
@@ -69,9 +70,7 @@ class SoftmaxAttention(SequenceLayer):
         super().__init__()
         self.hidden_size = positive("hidden_size", hidden_size)
         self.num_heads, self.head_dim = positive("num_heads", num_heads), positive("head_dim", head_dim)
-        self.num_key_heads = num_heads if num_key_heads is None else positive("num_key_heads", num_key_heads)
-        if num_heads % self.num_key_heads:
-            raise ValueError(f"num_key_heads: expected a divisor of num_heads = {num_heads}, got {num_key_heads}")
+        self.num_key_heads = divisor_of_heads(num_heads if num_key_heads is None else num_key_heads, num_heads)
         self.rope_theta = rope_theta
         if rope_theta is not None:
             number = isinstance(rope_theta, (int, float)) and not isinstance(rope_theta, bool)

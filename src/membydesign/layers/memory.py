@@ -15,8 +15,6 @@ from membydesign.layers.projected import ProjectedLayer, swish_gated
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_AXES = {"": (), "G": ("G",), "M": ("M",)}
-
 
 @final
 class MemoryLayer(ProjectedLayer):
@@ -100,8 +98,9 @@ class MemoryLayer(ProjectedLayer):
         variances = {}
         for name, default in defaults.items():
             source = given[name]
-            shape = tuple(sizes[axis] for axis in _AXES[asked[name].last_axis])
-            shape = (self.num_heads, *(() if shape == (1,) and asked[name].optional_axis else shape))
+            size = sizes.get(asked[name].last_axis, 1)
+            shared = asked[name].last_axis == "" or (size == 1 and asked[name].optional_axis)
+            shape = (self.num_heads,) if shared else (self.num_heads, size)
             variances[name] = Variance(name, default if source is None else source, self.hidden_size, shape)
         return variances
 

@@ -159,7 +159,7 @@ class RWKV7(SequenceLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As published: shares of the previous token fall over the channels, and no bonus."""
+        """As published, but for the norm's weights, which start at one: shares of the previous token, and no bonus."""
         channel = torch.arange(self.hidden_size, device="cpu") / self.hidden_size
         powers = torch.tensor(list(MIX_POWERS.values()), device="cpu") * (1 - self.depth)
         start_at(self.mix, 1 - channel ** powers[:, None])

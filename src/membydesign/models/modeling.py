@@ -165,9 +165,8 @@ class MemoryModel(MemoryPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = self._cache(past_key_values, use_cache)
-        cu_seqlens = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
-        if cu_seqlens is None and past_key_values is None:
-            cu_seqlens = _restarts(position_ids, attention_mask)
+        cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
+        cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
         B, T = x.shape[:2]
         padding = padding_of(attention_mask, B, T, 0 if cache is None else cache.get_seq_length())
         if padding is not None and cu_seqlens is not None:
@@ -318,10 +317,8 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
             return_variance: see there.
             return_evidence: see there.
         """
-        if cu_seqlens is None:
-            cu_seqlens = kwargs.pop("cu_seq_lens_q", None)
-        if cu_seqlens is None and past_key_values is None:
-            cu_seqlens = _restarts(position_ids, attention_mask)
+        cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
+        cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
         out = self.model(
             input_ids,
             attention_mask,
@@ -360,10 +357,12 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         )
 
 
-def _restarts(position_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-    """Boundaries of packed sequences, from positions that begin anew; None if none does, or with padding."""
-    if position_ids is None or position_ids.shape[0] != 1:
-        return None
+def _boundaries(
+    given: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None, past: MemoryCache | None
+) -> Tensor | None:
+    """Boundaries of packed sequences: as given, or from positions that begin anew; None with padding or a past."""
+    if given is not None or past is not None or position_ids is None or position_ids.shape[0] != 1:
+        return given
     if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
         return None
     starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
