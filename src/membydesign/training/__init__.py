@@ -1,1 +1,8 @@
 """One small loop that every experiment trains with: schedule, checkpoints, exact resumption, sweeps."""
+
+from membydesign.training.checkpoint import CheckpointError
+from membydesign.training.loop import Diverged, Progress, Trained, train
+from membydesign.training.settings import TrainSettings
+from membydesign.training.sweep import Run, SweepError, sweep
+
+__all__ = ["CheckpointError", "Diverged", "Progress", "Run", "SweepError", "TrainSettings", "Trained", "sweep", "train"]
