@@ -1,0 +1,111 @@
+"""One run of a model with given addresses: trained in stages, and measured after each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from membydesign.data.recall import Collisions, RandomKeys
+from membydesign.experiments.addressed import UPDATES, AddressedModel, losses
+from membydesign.experiments.record import Provenance
+from membydesign.training import TrainSettings, train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from membydesign.data.recall import Addressed
+    from membydesign.training import Progress
+
+Task = TypeVar("Task", Collisions, RandomKeys)
+
+PAPER_TRAINING = TrainSettings(
+    steps=2500, batch_size=256, learning_rate=3e-4, betas=(0.9, 0.999), weight_decay=1e-4, decayed="all", clip=1.0
+)
+"""The paper's optimiser for recall and crowding: one rate for all models, no schedule, every parameter decays."""
+
+
+@dataclass(frozen=True)
+class AddressedRun(ABC, Generic[Task]):
+    """Settings of one run.
+
+    Attributes:
+        update: a name of `UPDATES`.
+        seed: of weights and training sequences; models of one seed see the same sequences.
+        train: optimiser, batch and steps.
+        query_writes: whether query tokens write.
+        milestones: steps after which the model is measured, besides the last.
+        test_examples: sequences of each test.
+        task: what sequences are drawn from.
+    """
+
+    experiment: ClassVar[str]
+
+    update: str
+    seed: int
+    train: TrainSettings = PAPER_TRAINING
+    query_writes: bool = False
+    milestones: tuple[int, ...] = ()
+    test_examples: int = 512
+    task: Task = field(kw_only=True)
+
+    @abstractmethod
+    def training_batch(self, step: int) -> Addressed:
+        """The sequences of a step."""
+
+    @abstractmethod
+    def measure(self, model: AddressedModel, *, final: bool) -> dict[str, Any]:
+        """The tests after a milestone, and all tests after the last step."""
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"{self.update}{'+query_writes' if self.query_writes else ''}-seed{self.seed}"
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The training batch of a step."""
+        batch = self.training_batch(step)
+        return {"tokens": batch.tokens, "addresses": batch.addresses, "answers": batch.answers}
+
+    def model(self) -> AddressedModel:
+        """The model before training."""
+        torch.manual_seed(self.seed)
+        return AddressedModel(
+            UPDATES[self.update],
+            self.task.token_dim,
+            self.task.labels,
+            address_dim=self.task.address_dim,
+            query_writes=self.query_writes,
+        )
+
+    def portions(self, size: int = 64) -> Iterator[int]:
+        """The test sequences in portions that fit in memory."""
+        for start in range(0, self.test_examples, size):
+            yield min(size, self.test_examples - start)
+
+
+def work(config: AddressedRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    """Train and measure; the metrics of the run."""
+    model = config.model()
+    tests, trained = {}, None
+    for step in sorted({*config.milestones, config.train.steps}):
+        trained = train(
+            model, config.batch, losses, config.train, seed=config.seed, directory=directory, until=step, watch=watch
+        )
+        model.eval()
+        with torch.no_grad():
+            tests[str(step)] = config.measure(model, final=step == config.train.steps)
+    assert trained is not None
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": trained.step,
+        "training_loss": trained.loss,
+        "seconds": round(trained.seconds, 1),
+        "commit": Provenance.now(config.experiment, config.name, trained.seconds).commit,
+        "tests": tests,
+    }

@@ -1,0 +1,74 @@
+"""Sweeps: what is done is skipped, what was killed goes on to the same metrics, other settings are refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from membydesign.training import Run, SweepError, TrainSettings, sweep
+from training.problem import SmallRun, runs, work
+
+PROBLEM = Path(__file__).with_name("problem.py")
+
+
+def test_runs_that_are_done_are_not_done_again(tmp_path):
+    first = sweep(runs(20), tmp_path)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.json")}
+    seen = []
+    assert sweep(runs(20), tmp_path, watch=lambda name, _: seen.append(name)) == first
+    assert seen == []
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.json")} == stamps
+    assert not list(tmp_path.glob("*/step-*")), "checkpoints of finished runs are removed"
+
+
+def test_workers_change_nothing(tmp_path):
+    assert sweep(runs(20), tmp_path / "one") == sweep(runs(20), tmp_path / "two", workers=2)
+
+
+def test_killed_with_sigkill_and_restarted_it_ends_with_the_same_metrics(tmp_path):
+    alone = sweep(runs(400), tmp_path / "alone")
+    command = [sys.executable, str(PROBLEM), str(tmp_path / "killed"), "400", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROBLEM.parents[1]), *sys.path])}
+    process = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("*/step-*/place.json")):  # a checkpoint is there: in the middle of it
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        assert process.poll() is None, "the sweep ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    unfinished = len(list((tmp_path / "killed").glob("*/metrics.json")))
+    assert unfinished < 3
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    killed = {path.parent.name: json.loads(path.read_text()) for path in (tmp_path / "killed").glob("*/metrics.json")}
+    assert killed == alone
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    sweep(runs(20), tmp_path)
+    with pytest.raises(SweepError, match=r"seed0 holds a run with other settings \(train .*choose another folder"):
+        sweep(runs(21), tmp_path)
+
+
+def test_a_run_that_fails_says_so_and_others_are_kept(tmp_path):
+    bad = Run("bad", SmallRun(0, TrainSettings(steps=5, batch_size=8, learning_rate=1e30, clip=None)), work)
+    with pytest.raises(RuntimeError, match="expected a finite"):
+        sweep([*runs(20), bad], tmp_path)
+    assert len(list(tmp_path.glob("*/metrics.json"))) == 3
+
+
+def test_names_must_differ(tmp_path):
+    with pytest.raises(ValueError, match="runs: expected names that differ, got seed0, seed0"):
+        sweep([*runs(5, 1), *runs(5, 1)], tmp_path)
+
+
+def test_broken_metrics_are_named(tmp_path):
+    sweep(runs(20), tmp_path)
+    (tmp_path / "seed1" / "metrics.json").write_text("{")
+    with pytest.raises(SweepError, match=r"seed1.metrics\.json: expected JSON"):
+        sweep(runs(20), tmp_path)
