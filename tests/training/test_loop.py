@@ -42,6 +42,7 @@ def test_the_loss_goes_down():
 def test_a_run_in_sessions_ends_with_the_same_bits(tmp_path, stops):
     whole = model(dropout=0.2)
     train(whole, batch_of, losses_of, SETTINGS, seed=3, directory=tmp_path / "whole")
+    again = model()
     for stop in (*stops, None):
         again = model(dropout=0.2)  # a fresh process would build it anew
         train(again, batch_of, losses_of, SETTINGS, seed=3, directory=tmp_path / "parts", until=stop)

@@ -26,6 +26,7 @@ from membydesign.cli.generate import generate
 from membydesign.cli.say import AsJson, fail
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
+from membydesign.experiments.workspace import Workspace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -142,7 +143,7 @@ def reproduce(
         transient=True,
     ) as progress:
         task = progress.add_task("starting")
-        outcome = module.run(config, lambda stage: progress.update(task, description=stage))
+        outcome = module.run(config, Workspace(out, stage=lambda stage: progress.update(task, description=stage)))
         progress.update(task, description="figures")
         figures = module.plot(outcome, out)
     provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)

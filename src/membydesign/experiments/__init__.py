@@ -22,7 +22,7 @@ class Experiment(Protocol):
     """Settings (frozen dataclasses) by name: "smoke", "cpu" and "paper", the paper's own to the letter."""
 
     run: Callable[..., Outcome]
-    """`run(config, progress)`: do the work; `progress` is called with the name of each stage."""
+    """`run(config, workspace)`: do the work, in the folder that a `Workspace` names."""
 
     plot: Callable[[Outcome, Path], dict[str, Path]]
     """`plot(outcome, directory)`: draw the figures as PNG and return {caption: file}."""

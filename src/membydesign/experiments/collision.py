@@ -18,11 +18,10 @@ from membydesign.design import Dense, DesignModel, Diagonal, Identity, catalogue
 from membydesign.experiments import collision_paper as paper
 from membydesign.experiments.collision_figures import plot
 from membydesign.experiments.record import Comparison, Outcome, printed
+from membydesign.experiments.workspace import Workspace
 from membydesign.ops import filter_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from membydesign.belief import Belief
@@ -241,8 +240,9 @@ def plateau(config: CollisionConfig, track: Trajectory, *, bayesian: bool) -> di
     }
 
 
-def run(config: CollisionConfig, progress: Callable[[str], None] = lambda _: None) -> Outcome:
+def run(config: CollisionConfig, workspace: Workspace | None = None) -> Outcome:
     """Run the whole experiment and compare it with the paper."""
+    progress = (workspace or Workspace()).stage
     progress("five updates over the schedule")
     main = updates(config, (config.overlap,))
     progress("overlap sweep")

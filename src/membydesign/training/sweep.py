@@ -131,21 +131,20 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
 
 def _in_parallel(runs: list[Run], directory: Path, workers: int, threads: int, watch: Watch) -> None:
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        news = manager.Queue()
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            futures = {pool.submit(_child, run, directory / run.name, threads, news, os.getpid()): run for run in runs}
-            pending = set(futures)
-            try:
-                while pending:
-                    finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                    _relay(news, watch)
-                    for future in finished:
-                        future.result()
-                        watch(futures[future].name, None)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    news = context.Queue()
+    with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(news, os.getpid())) as pool:
+        futures = {pool.submit(_child, run, directory / run.name, threads): run for run in runs}
+        pending = set(futures)
+        try:
+            while pending:
+                finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+                _relay(news, watch)
+                for future in finished:
+                    future.result()
+                    watch(futures[future].name, None)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _relay(news: Any, watch: Watch) -> None:
@@ -157,15 +156,23 @@ def _relay(news: Any, watch: Watch) -> None:
         watch(name, progress)
 
 
-def _child(run: Run, directory: Path, threads: int, news: Any, parent: int) -> None:
+_of_parent: dict[str, Any] = {}
+"""In a worker: the queue of news and the process that started it."""
+
+
+def _start(news: Any, parent: int) -> None:
+    _of_parent.update(news=news, parent=parent)
+
+
+def _child(run: Run, directory: Path, threads: int) -> None:
     last = 0.0
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if os.getppid() != parent:  # the sweep was killed: leave the folder to whoever starts it again
+        if os.getppid() != _of_parent["parent"]:  # the sweep was killed: leave the folder to whoever starts it again
             os._exit(1)
         if time.monotonic() - last > 0.5 or progress.step == progress.steps:
             last = time.monotonic()
-            news.put((run.name, progress))
+            _of_parent["news"].put((run.name, progress))
 
     _alone(run, directory, threads, tell)

@@ -1,0 +1,36 @@
+"""Where an experiment works, and who watches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from membydesign.training import Progress
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What `run` of an experiment is given besides its settings.
+
+    Attributes:
+        directory: of the results; training runs have folders of their own below `runs`.
+        workers: training runs at a time.
+        stage: called with the name of each stage.
+        total: called with the number of training runs before they start.
+        watch: called with the name of a training run and its progress, or None when it is done.
+    """
+
+    directory: Path = Path("runs")
+    workers: int = 1
+    stage: Callable[[str], None] = lambda _: None
+    total: Callable[[int], None] = lambda _: None
+    watch: Callable[[str, Progress | None], None] = lambda _name, _progress: None
+
+    @property
+    def runs(self) -> Path:
+        """The folder of training runs."""
+        return self.directory / "runs"
