@@ -70,8 +70,10 @@ def test_reproduce_writes_resumes_and_reports(tmp_path):
     resumed = mbd("reproduce", "collision", "--out", str(out), "--resume", "--json")
     assert (out / "metrics.json").stat().st_mtime_ns == written
     metrics = json.loads(resumed.output)
-    assert set(metrics["comparisons"][0]) == {"claim", "quantity", "paper", "ours", "tolerance", "agrees"}
+    assert set(metrics["comparisons"][0]) == {"kind", "claim", "quantity", "paper", "ours", "tolerance", "agrees"}
     assert metrics["provenance"]["preset"] == "paper"
+    assert metrics["title"].startswith("Controlled collision recall")
+    assert {(out / name).exists() for name in metrics["figures"].values()} == {True}
 
     assert "68 of 68 comparisons agree" in mbd("report", str(tmp_path)).output
     assert json.loads(mbd("report", str(tmp_path), "--json").output)[str(out)] == metrics

@@ -23,6 +23,7 @@ from membydesign.cli.bench.timing import Settings, interleaved, product, product
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
 from membydesign.cli.generate import generate
+from membydesign.cli.report import comparison_table, report, verdict_line
 from membydesign.cli.say import AsJson, fail
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import EXPERIMENTS, load, record
@@ -38,6 +39,7 @@ console = Console()
 
 app.command()(convert)
 app.command()(generate)
+app.command()(report)
 
 
 @app.callback(invoke_without_command=True)
@@ -161,36 +163,19 @@ def _finished(directory: Path, preset: str, config: Any) -> bool:
 
 def _show(directory: Path, as_json: bool) -> None:
     """Print what a run found; exit with 1 if a number disagrees."""
-    text = (directory / "metrics.json").read_text(encoding="utf-8")
-    comparisons = record.comparisons_of(json.loads(text))
+    try:
+        comparisons = record.read(directory).comparisons
+    except ValueError as error:
+        raise fail(str(error)) from None
     if as_json:
-        print(text, end="")
+        print((directory / "metrics.json").read_text(encoding="utf-8"), end="")
     else:
-        console.print(_table(comparisons))
-        good = all(c.agrees for c in comparisons)
-        console.print(f"[bold {'green' if good else 'red'}]{record.verdict(comparisons)}[/] with the paper.")
+        console.print(comparison_table(comparisons))
+        console.print(verdict_line(comparisons))
         for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
             console.print(f"  {path}", highlight=False, soft_wrap=True)
     if not all(c.agrees for c in comparisons):
         raise typer.Exit(1)
-
-
-def _table(comparisons: list[record.Comparison]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading, justify in (
-        ("", "left"),
-        ("paper", "right"),
-        ("ours", "right"),
-        ("within", "right"),
-        ("agrees", "left"),
-    ):
-        table.add_column(heading, justify=justify)  # pyright: ignore[reportArgumentType]
-    for claim, rows in record.by_claim(comparisons).items():
-        table.add_row(f"[bold]{escape(claim)}[/bold]")
-        for c in rows:
-            agrees = "[green]yes[/green]" if c.agrees else "[bold red]NO[/bold red]"
-            table.add_row(f"  {escape(c.quantity)}", *record.shown(c), agrees)
-    return table
 
 
 @app.command()
@@ -264,28 +249,6 @@ def bench(
                 table.add_row(*cells)
             console.print(table, "")
     console.print(results.machine(), highlight=False)
-
-
-@app.command()
-def report(
-    results: Annotated[Path, typer.Argument(help="The folder of results, one sub-folder for each.")] = Path("results"),
-    as_json: AsJson = False,
-) -> None:
-    """Every result in a folder beside the paper's number, with the command and commit that made it."""
-    found = sorted(results.glob("**/metrics.json"))
-    if not found:
-        raise fail(f"no metrics.json below {results}; make one with: mbd reproduce collision --out {results}/collision")
-    loaded = {str(path.parent): json.loads(path.read_text(encoding="utf-8")) for path in found}
-    if as_json:
-        print(record.to_json(loaded), end="")
-        return
-    for directory, metrics in loaded.items():
-        made = metrics["provenance"]
-        comparisons = record.comparisons_of(metrics)
-        console.rule(f"[bold]{directory}", align="left")
-        console.print(f"{made['command']}   (preset {made['preset']}, commit {made['commit'][:12]})", highlight=False)
-        console.print(_table(comparisons))
-        console.print(f"[bold]{record.verdict(comparisons)}[/bold]\n")
 
 
 if __name__ == "__main__":

@@ -9,63 +9,85 @@ import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import membydesign
+from membydesign.experiments import page, page_markdown
+from membydesign.experiments.comparison import (
+    About,
+    Bound,
+    Check,
+    Comparison,
+    Ordering,
+    Value,
+    by_claim,
+    check_of,
+    claims_held,
+    claims_verdict,
+    failing,
+    highest,
+    lowest,
+    printed,
+    rising,
+    verdict,
+)
 
-Value = float | int | str
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "About",
+    "Bound",
+    "Check",
+    "Comparison",
+    "Ordering",
+    "Outcome",
+    "Provenance",
+    "Record",
+    "RecordTable",
+    "by_claim",
+    "claims_held",
+    "claims_verdict",
+    "comparisons_of",
+    "failing",
+    "highest",
+    "lowest",
+    "printed",
+    "read",
+    "rising",
+    "to_json",
+    "verdict",
+    "write",
+    "write_text",
+]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One number of the paper beside ours.
+class RecordTable:
+    """A table of the report, for what the paper prints no number of.
 
     Attributes:
-        claim: what the paper claims, in a few words; comparisons of one claim stand together.
-        quantity: which number it is.
-        paper: the paper's value: a number, or a word such as "never".
-        ours: our value.
-        tolerance: how far apart two numbers may be and still agree; words must be equal.
+        title: what it shows.
+        headings: one for each column.
+        rows: cells; numbers are shown to four digits, so give a text where that will not do.
+        note: what a reader should know about it, in Markdown.
     """
 
-    claim: str
-    quantity: str
-    paper: Value
-    ours: Value
-    tolerance: float
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+    note: str = ""
 
-    @property
-    def agrees(self) -> bool:
-        """Whether ours is within the tolerance of the paper's."""
-        if isinstance(self.paper, str) or isinstance(self.ours, str):
-            return self.paper == self.ours
-        return abs(self.ours - self.paper) <= self.tolerance
-
-    def as_dict(self) -> dict[str, Value | bool]:
-        """The form in which `metrics.json` holds it."""
-        return {**asdict(self), "agrees": self.agrees}
-
-
-def printed(claim: str, quantity: str, paper: str, ours: float, *, rounded_twice: bool = False) -> Comparison:
-    """Compare with a number as the paper prints it: ours must round to the same digits.
-
-    Args:
-        claim: what the paper claims.
-        quantity: which number it is.
-        paper: the digits as printed; half a unit of the last one is the tolerance.
-        ours: our value.
-        rounded_twice: for a row whose printed digit comes out only if it was rounded in two steps (−0.3448 → −0.345 →
-            −0.35). It is marked as such, and its tolerance is 0.55 of a unit.
-    """
-    unit = 10.0 ** -len(paper.partition(".")[2])
-    if rounded_twice:
-        return Comparison(claim, f"{quantity} (paper rounded twice)", float(paper), ours, 0.55 * unit)
-    return Comparison(claim, quantity, float(paper), ours, 0.5 * unit)
+    def __post_init__(self):
+        for row in self.rows:
+            if len(row) != len(self.headings):
+                expected = f"expected {len(self.headings)} cells in each row of {self.title!r}"
+                raise ValueError(f"rows: {expected}, got {list(row)}")
 
 
 @dataclass(frozen=True)
@@ -74,17 +96,19 @@ class Outcome:
 
     Attributes:
         config: the settings, a frozen dataclass.
-        comparisons: every number of the paper that was checked.
+        comparisons: everything that the paper states and that was checked.
         metrics: everything else worth keeping, as plain numbers, lists and dictionaries.
         notes: what a reader should know, one sentence or two each, in Markdown.
         data: what the figures need; not written to disk.
+        tables: what else the report shows.
     """
 
     config: Any
-    comparisons: list[Comparison]
+    comparisons: Sequence[Check]
     metrics: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     data: Any = None
+    tables: Sequence[RecordTable] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -133,20 +157,110 @@ def _commit() -> str:
         return "unknown"
 
 
+@dataclass(frozen=True)
+class Record:
+    """A result as its folder holds it.
+
+    Attributes:
+        directory: the folder.
+        title: one line that says which claim is reproduced.
+        provenance: how it came about.
+        comparisons: the paper's statements beside ours.
+        tables: what else there is to show.
+        notes: what a reader should know, in Markdown.
+        figures: {caption: file}; a file may be missing.
+    """
+
+    directory: Path
+    title: str
+    provenance: Provenance
+    comparisons: list[Check]
+    tables: list[RecordTable]
+    notes: list[str]
+    figures: dict[str, Path]
+
+    @property
+    def missing_figures(self) -> list[Path]:
+        """The figures that are not there."""
+        return [path for path in self.figures.values() if not path.is_file()]
+
+
 def write(directory: Path, outcome: Outcome, provenance: Provenance, title: str, figures: dict[str, Path]) -> Path:
     """Write `config.json`, `metrics.json` and `report.md` beside the figures; returns the report."""
     directory.mkdir(parents=True, exist_ok=True)
     config = asdict(outcome.config) if is_dataclass(outcome.config) else outcome.config  # pyright: ignore[reportArgumentType]
     write_text(directory / "config.json", to_json({"preset": provenance.preset, **config}))
     metrics = {
+        "title": title,
         "provenance": asdict(provenance),
         "comparisons": [c.as_dict() for c in outcome.comparisons],
+        "tables": [asdict(table) for table in outcome.tables],
+        "notes": outcome.notes,
+        "figures": {caption: path.name for caption, path in figures.items()},
         "metrics": outcome.metrics,
     }
-    write_text(directory / "metrics.json", to_json(metrics))
+    write_text(directory / "metrics.json", to_json(_words_for_infinite(metrics)))
     report = directory / "report.md"
-    write_text(report, _report(outcome, provenance, title, figures))
+    write_text(report, page_markdown.markdown(page.result(read(directory)), directory))
     return report
+
+
+def read(directory: Path) -> Record:
+    """The result in a folder, also one of an older version; ValueError that names the file if it is not one."""
+    path = directory / "metrics.json"
+    try:
+        return _record(directory, json.loads(path.read_text(encoding="utf-8")))
+    except KeyError as error:
+        raise ValueError(f"{path}: expected a result of mbd reproduce, got one without {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: expected a result of mbd reproduce, got an error: {error}") from error
+
+
+def _record(directory: Path, metrics: dict[str, Any]) -> Record:
+    made = {each.name: metrics["provenance"][each.name] for each in fields(Provenance)}
+    names = metrics.get("figures")
+    if names is None:  # an older version: the file names are all there is to say
+        names = {path.stem.replace("_", " "): path.name for path in sorted(directory.glob("*.png"))}
+    for name in names.values():
+        if Path(name).name != name:
+            raise ValueError(f"figures: expected names of files in the same folder, got {name!r}")
+    record = Record(
+        directory=directory,
+        title=str(metrics.get("title") or directory.resolve().name),
+        provenance=Provenance(**made),
+        comparisons=comparisons_of(metrics),
+        tables=[RecordTable(**_numbers_for_words(table)) for table in metrics.get("tables", [])],
+        notes=[str(note) for note in metrics.get("notes", [])],
+        figures={caption: directory / name for caption, name in names.items()},
+    )
+    page.result(record)  # what cannot be shown is refused here, where the file is known
+    return record
+
+
+def comparisons_of(metrics: dict[str, Any]) -> list[Check]:
+    """The comparisons that a `metrics.json` holds."""
+    return [check_of(_numbers_for_words(row)) for row in metrics["comparisons"]]
+
+
+_INFINITE = ("nan", "inf", "-inf")
+
+
+def _words_for_infinite(value: Any) -> Any:
+    """JSON has no NaN and no infinity; a run that diverged is worth a record all the same."""
+    if isinstance(value, dict):
+        return {key: _words_for_infinite(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_words_for_infinite(x) for x in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers_for_words(value: Any) -> Any:
+    """The numbers that `_words_for_infinite` spelt out."""
+    if isinstance(value, dict):
+        return {key: _numbers_for_words(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_numbers_for_words(x) for x in value]
+    return float(value) if isinstance(value, str) and value in _INFINITE else value
 
 
 def to_json(value: Any) -> str:
@@ -159,57 +273,3 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
-
-
-def shown(comparison: Comparison) -> tuple[str, str, str]:
-    """(paper, ours, tolerance) as tables show them: the paper's digits as printed, three more of ours."""
-    c = comparison
-    if isinstance(c.paper, str) or isinstance(c.ours, str) or not c.tolerance:
-        return str(c.paper), str(c.ours), "exact"
-    decimals = math.floor(-math.log10(c.tolerance))
-    return f"{c.paper:.{decimals}f}", f"{c.ours:.{decimals + 3}f}", f"{c.tolerance:.2g}"
-
-
-def by_claim(comparisons: list[Comparison]) -> dict[str, list[Comparison]]:
-    """The comparisons under the claims they belong to, in their order."""
-    claims: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        claims.setdefault(comparison.claim, []).append(comparison)
-    return claims
-
-
-def comparisons_of(metrics: dict[str, Any]) -> list[Comparison]:
-    """The comparisons that a `metrics.json` holds."""
-    fields = ("claim", "quantity", "paper", "ours", "tolerance")
-    return [Comparison(**{name: row[name] for name in fields}) for row in metrics["comparisons"]]
-
-
-def verdict(comparisons: list[Comparison]) -> str:
-    """How many agree, in words."""
-    agreeing = sum(c.agrees for c in comparisons)
-    return f"{agreeing} of {len(comparisons)} comparisons agree"
-
-
-def _report(outcome: Outcome, provenance: Provenance, title: str, figures: dict[str, Path]) -> str:
-    lines = [f"# {title}", "", f"**{verdict(outcome.comparisons)}** with the paper's printed values.", ""]
-    lines += [f"- command: `{provenance.command}`", f"- preset: {provenance.preset}", f"- commit: {provenance.commit}"]
-    lines += [f"- made on {provenance.date} in {provenance.seconds} s with {_listed(provenance.versions)}", ""]
-    for caption, path in figures.items():
-        lines += [f"![{caption}]({path.name})", "", f"*{caption}*", ""]
-    for claim, comparisons in by_claim(outcome.comparisons).items():
-        lines += [f"## {claim}", "", "| quantity | paper | ours | tolerance | agrees |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {_cell(c.quantity)} | {' | '.join(shown(c))} | {'yes' if c.agrees else 'NO'} |" for c in comparisons
-        ]
-        lines.append("")
-    if outcome.notes:
-        lines += ["## Notes", "", *(f"- {note}" for note in outcome.notes), ""]
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _listed(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())

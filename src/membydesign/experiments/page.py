@@ -1,0 +1,246 @@
+"""What a page about results says, in blocks that know neither Markdown nor HTML."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from membydesign.experiments.comparison import by_claim, claims_held, claims_verdict, failing, numbers, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from membydesign.experiments.comparison import Check, Value
+    from membydesign.experiments.record import Record, RecordTable
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A verdict, made to be seen whether it is good or not."""
+
+    good: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A text that leads to a heading of the same page."""
+
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to type."""
+
+    text: str
+
+
+Inline = str | Mark | Link | Code
+"""A piece of a line; a string is plain text, of which no character means anything."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 is that of the page."""
+
+    text: str
+    level: int
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Pieces that follow one another."""
+
+    parts: Sequence[Inline]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Values by name."""
+
+    items: Mapping[str, Inline]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture, whose file may be missing."""
+
+    caption: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Note:
+    """A remark in Markdown, whose links start from `directory`."""
+
+    text: str
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; `right` says which columns are numbers."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Inline]]
+    right: Sequence[bool]
+    note: Note | None = None
+
+
+@dataclass(frozen=True)
+class Notes:
+    """A list of remarks."""
+
+    items: Sequence[Note]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A line of the contents, and the lines below it."""
+
+    parts: Sequence[Inline]
+    below: Sequence[Item] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the page has, with links."""
+
+    items: Sequence[Item]
+
+
+Block = Heading | Paragraph | Facts | Figure | Grid | Notes | Contents
+
+
+def result(record: Record, *, level: int = 1, anchor: str = "", folder: str = "") -> list[Block]:
+    """One result: verdict, provenance, figures, claims, tables, notes.
+
+    Args:
+        record: the result.
+        level: the level of its heading.
+        anchor: the name by which links find it, if there are any.
+        folder: where it was found, if that is worth saying.
+    """
+    blocks: list[Block] = [Heading(record.title, level, anchor), Paragraph(_overall(record.comparisons))]
+    blocks.append(_provenance(record, folder))
+    blocks += [Figure(caption, path) for caption, path in record.figures.items()]
+    for i, (claim, rows) in enumerate(by_claim(record.comparisons).items()):
+        blocks.append(Heading(claim, level + 1, _claim_anchor(anchor, i)))
+        blocks.append(Paragraph([_holds(rows), f": {verdict(rows)}."]))
+        blocks.append(_comparisons(rows))
+    for table in record.tables:
+        blocks += [Heading(table.title, level + 1), _table(table, record.directory)]
+    if record.notes:
+        blocks += [Heading("Notes", level + 1), Notes([Note(text, record.directory) for text in record.notes])]
+    return blocks
+
+
+def gathered(records: Mapping[str, Record], title: str = "Results beside the paper") -> list[Block]:
+    """All results on one page: a summary, the contents with every verdict, then each result.
+
+    Args:
+        records: the results by the folder in which each was found.
+        title: the heading of the page.
+    """
+    anchors = _anchors(records)
+    blocks: list[Block] = [Heading(title, 1), _summary(records, anchors), Heading("Contents", 2)]
+    blocks.append(Contents([_item(record, anchors[folder]) for folder, record in records.items()]))
+    for folder, record in records.items():
+        blocks += result(record, level=2, anchor=anchors[folder], folder=folder)
+    return blocks
+
+
+def _anchors(folders: Mapping[str, Record]) -> dict[str, str]:
+    """A name of letters, digits and hyphens for each folder, each different."""
+    anchors: dict[str, str] = {}
+    for i, folder in enumerate(folders):
+        name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-") or "result"
+        anchors[folder] = f"{name}--{i + 1}" if name in anchors.values() else name
+    return anchors
+
+
+def _claim_anchor(anchor: str, index: int) -> str:
+    return f"{anchor}--claim-{index + 1}" if anchor else ""
+
+
+def _summary(records: Mapping[str, Record], anchors: Mapping[str, str]) -> Grid:
+    headings = ["experiment", "preset", "claims held", "comparisons agreeing", "commit", "seconds"]
+    rows: list[list[Inline]] = []
+    for folder, record in records.items():
+        made, checks = record.provenance, record.comparisons
+        lost, claims, agreeing = failing(checks), len(by_claim(checks)), sum(c.agrees for c in checks)
+        rows.append(
+            [
+                Link(made.experiment, anchors[folder]),
+                made.preset,
+                Mark(not lost, f"{claims - len(lost)}/{claims}") if claims else "—",
+                Mark(not lost, f"{agreeing}/{len(checks)}") if claims else "—",
+                _short(made.commit),
+                f"{made.seconds:g}",
+            ]
+        )
+    return Grid(headings, rows, [False, False, True, True, False, True])
+
+
+def _short(commit: str) -> str:
+    """Twelve letters of a commit, and whether the source differed from it."""
+    name, changed, _ = commit.partition(" (")
+    return name[:12] + (" (changed)" if changed else "")
+
+
+def _item(record: Record, anchor: str) -> Item:
+    below = [
+        Item([Link(claim, _claim_anchor(anchor, i)), " — ", _holds(rows)])
+        for i, (claim, rows) in enumerate(by_claim(record.comparisons).items())
+    ]
+    return Item([Link(record.title, anchor), " — ", _mark(record.comparisons, claims_held(record.comparisons))], below)
+
+
+def _mark(comparisons: Sequence[Check], text: str) -> Inline:
+    return Mark(all(c.agrees for c in comparisons), text) if comparisons else text
+
+
+def _holds(comparisons: Sequence[Check]) -> Mark:
+    good = all(c.agrees for c in comparisons)
+    return Mark(good, "holds" if good else "DOES NOT HOLD")
+
+
+def _overall(comparisons: Sequence[Check]) -> list[Inline]:
+    claims = _mark(comparisons, claims_verdict(comparisons))
+    return [claims, f". {verdict(comparisons)} with the paper." if comparisons else "."]
+
+
+def _provenance(record: Record, folder: str) -> Facts:
+    made = record.provenance
+    items: dict[str, Inline] = {"folder": folder} if folder else {}
+    items |= {
+        "command": Code(made.command),
+        "preset": made.preset,
+        "commit": made.commit,
+        "date": made.date,
+        "seconds": f"{made.seconds:g}",
+        "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
+    }
+    return Facts(items)
+
+
+def _comparisons(comparisons: Sequence[Check]) -> Grid:
+    headings = ["quantity", "paper", "ours", "tolerance", "agrees"]
+    rows = [[c.quantity, *c.shown(), Mark(c.agrees, "yes" if c.agrees else "NO")] for c in comparisons]
+    return Grid(headings, rows, [False] * 5)
+
+
+def _table(table: RecordTable, directory: Path) -> Grid:
+    columns = list(zip(*table.rows, strict=True)) if table.rows else [()] * len(table.headings)
+    right = [bool(column) and not any(isinstance(cell, str) for cell in column) for column in columns]
+    note = Note(table.note, directory) if table.note else None
+    return Grid(table.headings, [[_cell(cell) for cell in row] for row in table.rows], right, note)
+
+
+def _cell(value: Value) -> str:
+    return numbers([value])[0] if isinstance(value, float) else str(value)

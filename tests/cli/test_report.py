@@ -1,0 +1,80 @@
+"""`mbd report`, as a user types it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import made_up
+from membydesign.cli.app import app
+
+
+def mbd(*words: object, code: int = 0):
+    result = CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "140", "TERM": "dumb"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def results(tmp_path):
+    made_up.write(tmp_path / "results" / "one")
+    made_up.write(tmp_path / "results" / "more" / "two", ours=-1.0)
+    return tmp_path / "results"
+
+
+def test_tables_here(results):
+    output = mbd(results).output
+    assert "1 of 2 claims hold; this does not: Orders a < b" in output
+    assert "0 of 2 claims hold; these do not: The bounds hold; Orders" in output
+    assert "5 of 6 comparisons agree" in output.replace("\n", " ")
+    assert "Bayesian Layer lowest" in output
+    assert output.count("DOES NOT HOLD") == 3
+    loaded = json.loads(mbd(results, "--json").output)
+    assert loaded == {
+        str(folder): json.loads((folder / "metrics.json").read_text())
+        for folder in (results / "more" / "two", results / "one")
+    }
+    assert not list(results.glob("report.*"))
+
+
+def test_one_page(results, tmp_path):
+    out = tmp_path / "new" / "page"
+    output = mbd(results, "--out", out).output
+    for name in ("report.md", "report.html"):
+        assert str(out / name) in output
+    text = (out / "report.md").read_text()
+    summary = [line for line in text.splitlines() if line.startswith("| [made-up]")]
+    assert summary == [
+        "| [made-up](#more-two) | smoke | **0/2** | **4/6** | 0123456789ab | 1.5 |",
+        "| [made-up](#one) | smoke | **1/2** | **5/6** | 0123456789ab | 1.5 |",
+    ]
+    assert (out / "report.html").read_text().count("data:image/png;base64,") == 2
+    assert json.loads(mbd(results, "--out", out, "--json").output).keys() == {
+        str(results / "one"),
+        str(results / "more" / "two"),
+    }
+    # One result alone is named by its folder.
+    mbd(results / "one", "--out", out)
+    assert "- folder: one\n" in (out / "report.md").read_text()
+
+
+def test_a_missing_figure_is_named(results, tmp_path):
+    missing = results / "one" / "loss (a).png"
+    missing.unlink()
+    mbd(results)
+    result = mbd(results, "--out", tmp_path / "page", code=1)
+    assert f"no figure {missing}" in result.stderr.replace("\n", "")
+    assert "FIGURE MISSING: loss (a).png" in (tmp_path / "page" / "report.html").read_text()
+
+
+def test_mistakes_are_explained(results, tmp_path):
+    assert "holds a result" in mbd(results, "--out", results / "one", code=2).stderr
+    assert "0 of 2" not in (results / "one" / "report.md").read_text()
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "--out: expected a folder" in mbd(results, "--out", file, code=2).stderr
+    assert "expected to write a page" in mbd(results, "--out", file / "below", code=2).stderr
+    corrupt = results / "more" / "two" / "metrics.json"
+    corrupt.write_text("{")
+    for more in ([], ["--json"], ["--out", tmp_path / "page"]):
+        assert f"{corrupt}: expected a result of mbd reproduce" in mbd(results, *more, code=2).stderr

@@ -1,0 +1,51 @@
+"""A made-up result with every kind of comparison, a table, notes, a figure, and letters that mean more elsewhere."""
+
+from base64 import b64decode
+from dataclasses import dataclass
+from pathlib import Path
+
+from membydesign.experiments import record
+
+TRICKY = 'a < b & c | d, *e* _f_ __g__ `h` [i](j) \\k ~l~ &amp; <b>"m"</b> # n\'s #'
+"""All of these are plain text."""
+
+PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+HOLDS, FAILS = "The bounds hold", f"Orders {TRICKY}"
+LOSSES = {"Bayesian Layer": 1.5, "KDA": 1.6, "A|B": 1.6002}
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int = 16
+
+
+def outcome(ours: float = 0.43) -> record.Outcome:
+    return record.Outcome(
+        Config(),
+        [
+            record.Comparison(HOLDS, "margin", 0.43, 0.4266, 0.005),
+            record.Comparison(HOLDS, "crossing", "never", "never", 0),
+            record.About(HOLDS, "accuracy (%)", 88, 87.4, 2),
+            record.Bound(HOLDS, "margin at ρ = 0.95", "> 0", ours),
+            record.lowest(HOLDS, "loss at n/D = 16", "Bayesian Layer", LOSSES, margin=0.05),
+            record.rising(FAILS, TRICKY, ["KDA", "Bayesian Layer", "A|B"], LOSSES),
+        ],
+        {"curve": [1.0, float("nan")]},
+        ["Plain `k_B < 1`, **bold** and [a link](https://example.org/?a=1&b=2), 1 < 2.", "A [file](report.md).\nMore."],
+        tables=[
+            record.RecordTable(
+                f"Table {TRICKY}", ["name", "n|m", "loss"], [[TRICKY, 16, 1.23456], ["<i>", 8, float("inf")]], "*Note*."
+            )
+        ],
+    )
+
+
+def write(directory: Path, *, figure: str = "loss (a).png", ours: float = 0.43) -> Path:
+    """Write it, and its figure; returns the report."""
+    directory.mkdir(parents=True)
+    path = directory / figure
+    path.write_bytes(PIXEL)
+    made = record.Provenance(
+        "made-up", "smoke", f"mbd reproduce '{TRICKY}'", "0123456789abcdef", "today", 1.5, {"x": "1"}
+    )
+    return record.write(directory, outcome(ours), made, f"Title {TRICKY}", {f"Caption {TRICKY}": path})
