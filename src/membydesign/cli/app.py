@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer looks at it
 from typing import Annotated, Any
 
 import typer
@@ -23,11 +22,12 @@ from membydesign.cli.bench.timing import Settings, interleaved, product, product
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
 from membydesign.cli.generate import generate
-from membydesign.cli.report import comparison_table, report, verdict_line
+from membydesign.cli.report import report
+from membydesign.cli.reproduce import reproduce
 from membydesign.cli.say import AsJson, fail
 from membydesign.design import catalogue, state_formula
-from membydesign.experiments import EXPERIMENTS, load, record
-from membydesign.experiments.workspace import Workspace
+from membydesign.experiments import record
+from membydesign.files import to_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +39,7 @@ console = Console()
 
 app.command()(convert)
 app.command()(generate)
+app.command()(reproduce)
 app.command()(report)
 
 
@@ -68,14 +69,14 @@ def zoo(
             raise fail(f"no design named {name!r}; there are {', '.join(catalogue)}")
         description = catalogue[name].describe()
         if as_json:
-            print(record.to_json(_facts(name)), end="")
+            print(to_json(_facts(name)), end="")
         else:
             print(description.latex if latex else description.text)
         return
     if latex:
         raise fail("--latex needs the name of a design, for example: mbd zoo kda --latex")
     if as_json:
-        print(record.to_json([_facts(name) for name in catalogue]), end="")
+        print(to_json([_facts(name) for name in catalogue]), end="")
         return
     if markdown:
         print(catalogue_page(), end="")
@@ -106,76 +107,6 @@ def _facts(name: str) -> dict[str, Any]:
         "note": design.note,
         "citation": design.citation,
     }
-
-
-@app.command()
-def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"Which claim: {', '.join(EXPERIMENTS)}.")],
-    preset: Annotated[str, typer.Option(help="smoke, cpu or paper (the same for an exact experiment).")] = "paper",
-    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; an exact experiment has just one.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep a finished run of the same settings.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Reproduce a claim of the paper: a table of its numbers beside ours, figures, and a report.
-
-    Exits with 1 if any number disagrees.
-    """
-    try:
-        module = load(experiment)
-    except ValueError as error:
-        raise fail(str(error)) from None
-    if preset not in module.PRESETS:
-        raise fail(f"--preset: expected one of {', '.join(module.PRESETS)}, got {preset!r}")
-    if seeds != 1:
-        raise fail(f"--seeds: {experiment} has no randomness, expected 1, got {seeds}")
-    out = Path("runs") / experiment if out is None else out
-    if out.exists() and not out.is_dir():
-        raise fail(f"--out: expected a folder, and {out} is a file")
-    config = module.PRESETS[preset]
-    if resume and _finished(out, preset, config):
-        _show(out, as_json)
-        return
-    started = time.perf_counter()
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("starting")
-        outcome = module.run(config, Workspace(out, stage=lambda stage: progress.update(task, description=stage)))
-        progress.update(task, description="figures")
-        figures = module.plot(outcome, out)
-    provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
-    record.write(out, outcome, provenance, module.TITLE, figures)
-    _show(out, as_json)
-
-
-def _finished(directory: Path, preset: str, config: Any) -> bool:
-    wanted = json.loads(record.to_json({"preset": preset, **asdict(config)}))
-    try:
-        return (directory / "metrics.json").exists() and json.loads((directory / "config.json").read_text()) == wanted
-    except (OSError, ValueError):
-        return False
-
-
-def _show(directory: Path, as_json: bool) -> None:
-    """Print what a run found; exit with 1 if a number disagrees."""
-    try:
-        comparisons = record.read(directory).comparisons
-    except ValueError as error:
-        raise fail(str(error)) from None
-    if as_json:
-        print((directory / "metrics.json").read_text(encoding="utf-8"), end="")
-    else:
-        console.print(comparison_table(comparisons))
-        console.print(verdict_line(comparisons))
-        for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
-            console.print(f"  {path}", highlight=False, soft_wrap=True)
-    if not all(c.agrees for c in comparisons):
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -236,7 +167,7 @@ def bench(
     if out is not None:
         results.write(out)
     if as_json:
-        print(record.to_json(results.as_dict()), end="")
+        print(to_json(results.as_dict()), end="")
         return
     for title, each in results.pages():
         console.print(f"[bold underline]{escape(title)}[/]\n")

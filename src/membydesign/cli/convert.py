@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
-from membydesign.experiments import record
+from membydesign.files import to_json
 
 if TYPE_CHECKING:
     from membydesign.models import Conversion
@@ -72,7 +72,7 @@ def convert(
                 destination.rmdir()
             made.rename(destination)
     if as_json:
-        print(record.to_json(_facts(source, destination, found, files)), end="")
+        print(to_json(_facts(source, destination, found, files)), end="")
     else:
         _show(destination, found, files)
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
-from membydesign.experiments import record
+from membydesign.files import to_json
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ def generate(
         "seed": None if greedy else seed,
         "options": options,
     }
-    print(record.to_json(facts), end="")
+    print(to_json(facts), end="")
 
 
 def _check(sampling: dict[str, Any], repetition_penalty: float | None, greedy: bool) -> None:

@@ -15,6 +15,7 @@ from membydesign.cli.say import AsJson, fail
 from membydesign.experiments import page, record
 from membydesign.experiments.page_html import html
 from membydesign.experiments.page_markdown import markdown
+from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def report(
     missing = [] if out is None else _write(out, results, records)
     if as_json:
         texts = {str(directory): (directory / "metrics.json").read_text(encoding="utf-8") for directory in found}
-        print(record.to_json({directory: json.loads(text) for directory, text in texts.items()}), end="")
+        print(to_json({directory: json.loads(text) for directory, text in texts.items()}), end="")
     elif out is None:
         for directory, each in records.items():
             _print(directory, each)
@@ -72,8 +73,8 @@ def _write(out: Path, results: Path, records: dict[Path, record.Record]) -> list
     blocks = page.gathered(folders)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        record.write_text(out / "report.md", markdown(blocks, out))
-        record.write_text(out / "report.html", html(blocks))
+        write_text(out / "report.md", markdown(blocks, out))
+        write_text(out / "report.html", html(blocks))
     except OSError as error:
         raise fail(f"--out: expected to write a page to {out}, got an error: {error}") from None
     return [path for each in records.values() for path in each.missing_figures]

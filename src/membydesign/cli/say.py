@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,12 +26,21 @@ def fail(message: str) -> typer.Exit:
 
 def need_models(command: str) -> None:
     """Refuse a command that needs Transformers if it is not there, and say how to get it."""
+    _need("membydesign.models", command, "models", "transformers", "safetensors", "tokenizers", "huggingface_hub")
+
+
+def need_training(command: str) -> None:
+    """Refuse a command that needs Accelerate if it is not there, and say how to get it."""
+    _need("membydesign.training", command, "training,models", "accelerate", "safetensors")
+
+
+def _need(module: str, command: str, extra: str, *packages: str) -> None:
     try:
-        import membydesign.models  # noqa: F401
+        import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("transformers", "safetensors", "tokenizers", "huggingface_hub"):
+        if (error.name or "").partition(".")[0] not in packages:
             raise
-        install = "pip install 'memory-by-design[models]'"
+        install = f"pip install 'memory-by-design[{extra}]'"
         raise fail(f"mbd {command} needs {error.name}, which is not installed: {install}") from None
 
 

@@ -28,8 +28,15 @@ class Experiment(Protocol):
     """`plot(outcome, directory)`: draw the figures as PNG and return {caption: file}."""
 
 
-EXPERIMENTS = {"collision": "membydesign.experiments.collision"}
+EXPERIMENTS = {
+    "collision": "membydesign.experiments.collision",
+    "recall": "membydesign.experiments.recall",
+    "crowding": "membydesign.experiments.crowding",
+}
 """Name of an experiment → the module that reproduces it."""
+
+EXACT = ("collision",)
+"""The experiments without training."""
 
 
 def load(name: str) -> Experiment:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 import shlex
 import subprocess
@@ -36,6 +35,7 @@ from membydesign.experiments.comparison import (
     rising,
     verdict,
 )
+from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,10 +60,8 @@ __all__ = [
     "printed",
     "read",
     "rising",
-    "to_json",
     "verdict",
     "write",
-    "write_text",
 ]
 
 
@@ -261,15 +259,3 @@ def _numbers_for_words(value: Any) -> Any:
     if isinstance(value, list):
         return [_numbers_for_words(x) for x in value]
     return float(value) if isinstance(value, str) and value in _INFINITE else value
-
-
-def to_json(value: Any) -> str:
-    """JSON as every command and file of this package writes it."""
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from membydesign.cli.bench.sections import SECTIONS
-from membydesign.experiments import record
+from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from membydesign.cli.bench.timing import Row
+    from membydesign.experiments import record
 
 
 class Page(NamedTuple):
@@ -74,8 +75,8 @@ class Results:
     def write(self, directory: Path) -> None:
         """Write `results.json` and `results.md`."""
         directory.mkdir(parents=True, exist_ok=True)
-        record.write_text(directory / "results.json", record.to_json(self.as_dict()))
-        record.write_text(directory / "results.md", self.markdown())
+        write_text(directory / "results.json", to_json(self.as_dict()))
+        write_text(directory / "results.md", self.markdown())
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -1,0 +1,178 @@
+"""`mbd reproduce`: a claim of the paper, run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from membydesign.cli.report import comparison_table, verdict_line
+from membydesign.cli.say import AsJson, fail, need_training
+from membydesign.experiments import EXACT, EXPERIMENTS, load, record
+from membydesign.experiments.workspace import Workspace
+from membydesign.files import to_json
+
+if TYPE_CHECKING:
+    from membydesign import training
+
+console = Console()
+
+
+def reproduce(
+    experiment: Annotated[str, typer.Argument(help=f"Which claim: {', '.join(EXPERIMENTS)}.")],
+    preset: Annotated[str, typer.Option(help="smoke, cpu or paper (the same for an exact experiment).")] = "paper",
+    variant: Annotated[str | None, typer.Option(help="Of mqar: base, update or block.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the preset's.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Training runs at a time. Default: one per core.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what is done in the folder, and go on with what was begun.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce a claim of the paper: a table of its numbers beside ours, figures, and a report.
+
+    - **collision**: overwriting and its closed forms, exact, in seconds
+    - **recall**: models learn to recall under collisions, and are tested far beyond what they saw
+    - **crowding**: more random keys than a memory has dimensions
+    - **mqar**: multi-query associative recall with a shared vocabulary; `--variant base|update|block`
+
+    The presets: `paper` has the paper's settings to the letter, `cpu` those that two cores can do in hours, `smoke`
+    shows in a minute that everything works and means nothing else. Training can be stopped at any moment: the same
+    command with `--resume` goes on to the same numbers.
+
+    Exits with 1 if a number disagrees with the paper; a smoke run is not judged.
+    """
+    module, config = _chosen(experiment, preset, variant, seeds)
+    named = "-".join(filter(None, (experiment, variant)))
+    out = Path("runs") / named if out is None else out
+    if out.exists() and not out.is_dir():
+        raise fail(f"--out: expected a folder, and {out} is a file")
+    if resume and _finished(out, preset, config):
+        _show(out, preset, as_json)
+        return
+    if not resume and (out / "runs").exists():
+        raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
+    started = time.perf_counter()
+    with _Bars() as bars:
+        workspace = Workspace(out, workers or os.cpu_count() or 1, bars.stage, bars.total, bars.watch)
+        try:
+            outcome = module.run(config, workspace)
+        except KeyboardInterrupt:
+            raise fail(f"stopped; the same command with --resume goes on from {out}") from None
+        except _refusals() as error:
+            raise fail(str(error)) from None
+        bars.stage("figures")
+        figures = module.plot(outcome, out)
+    provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
+    record.write(out, outcome, provenance, module.TITLE, figures)
+    _show(out, preset, as_json)
+
+
+def _chosen(experiment: str, preset: str, variant: str | None, seeds: int | None) -> tuple[Any, Any]:
+    """The module of an experiment and its settings."""
+    if experiment in EXPERIMENTS and experiment not in EXACT:
+        need_training(f"reproduce {experiment}")
+    try:
+        module = load(experiment)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    if preset not in module.PRESETS:
+        raise fail(f"--preset: expected one of {', '.join(module.PRESETS)}, got {preset!r}")
+    config: Any = module.PRESETS[preset]
+    known = {each.name for each in fields(config)}
+    if variant is not None and "variant" not in known:
+        raise fail(f"--variant: {experiment} has no variants, expected none, got {variant!r}")
+    if seeds is not None and seeds != 1 and "seeds" not in known:
+        raise fail(f"--seeds: {experiment} has no randomness, expected 1, got {seeds}")
+    changes = {"variant": variant, "seeds": seeds if "seeds" in known else None}
+    try:
+        return module, replace(config, **{name: value for name, value in changes.items() if value is not None})
+    except ValueError as error:
+        raise fail(f"--{error}") from None
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """Errors of training that say what to do; none if training is not installed."""
+    try:
+        from membydesign.training import CheckpointError, Diverged, SweepError
+    except ModuleNotFoundError:
+        return ()
+    return (CheckpointError, Diverged, SweepError)
+
+
+class _Bars:
+    """The stage, the training runs that are done, and a bar for each that is under way, on standard error."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self.all = self.progress.add_task("starting", total=None, note="")
+        self.runs: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def stage(self, name: str) -> None:
+        """Say what is being done."""
+        self.progress.update(self.all, description=name)
+
+    def total(self, runs: int) -> None:
+        """Say how many training runs there are to do."""
+        self.progress.update(self.all, total=runs, completed=0)
+
+    def watch(self, name: str, now: training.Progress | None) -> None:
+        """Move the bar of a training run."""
+        if now is None:
+            if name in self.runs:
+                self.progress.remove_task(self.runs.pop(name))
+            self.progress.advance(self.all)
+            return
+        if name not in self.runs:
+            self.runs[name] = self.progress.add_task(f"  {name}", total=now.steps, note="")
+        note = f"loss {now.loss:.4f}, {now.rate:.1f} steps/s"
+        self.progress.update(self.runs[name], completed=now.step, note=note)
+
+
+def _finished(directory: Path, preset: str, config: Any) -> bool:
+    wanted = json.loads(to_json({"preset": preset, **asdict(config)}))
+    try:
+        return (directory / "metrics.json").exists() and json.loads((directory / "config.json").read_text()) == wanted
+    except (OSError, ValueError):
+        return False
+
+
+def _show(directory: Path, preset: str, as_json: bool) -> None:
+    """Print what a run found; exit with 1 if a number disagrees."""
+    try:
+        comparisons = record.read(directory).comparisons
+    except ValueError as error:
+        raise fail(str(error)) from None
+    if as_json:
+        print((directory / "metrics.json").read_text(encoding="utf-8"), end="")
+    else:
+        console.print(comparison_table(comparisons))
+        console.print(verdict_line(comparisons))
+        for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
+            console.print(f"  {path}", highlight=False, soft_wrap=True)
+    if preset != "smoke" and not all(c.agrees for c in comparisons):
+        raise typer.Exit(1)
