@@ -1,5 +1,7 @@
 """Models with given addresses, against the paper's equations written out in loops."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from membydesign.data.seeds import generator
 from membydesign.experiments.addressed import COMPARED, UPDATES, AddressedModel, losses
 
 
-def build(update, *, query_writes=False, seed=0):
+def build(update, *, query_writes=False, seed=0) -> Any:
     torch.manual_seed(seed)
     model = AddressedModel(UPDATES[update], 33, 16, query_writes=query_writes).double()
     with torch.no_grad():  # gates and noises start from constants: make them depend on the stream
@@ -107,9 +109,13 @@ def test_capacities_are_matched():
     assert counts["gla_style"] - counts["linear_attention"] == 2 * 64 * (64 + 1)
 
 
+def fresh(update) -> Any:
+    return AddressedModel(UPDATES[update], 33, 16)
+
+
 def test_states_are_the_paper_s():
     for update in COMPARED:
-        mixer = AddressedModel(UPDATES[update], 33, 16).mixers[0]
+        mixer = fresh(update).mixers[0]
         size = mixer.design.state_size(16, 16)
         assert size.mean == 256
         assert size.covariance == {"bayesian_layer": 256, "bayesian_layer_diagonal": 16}.get(update, 0)
@@ -126,13 +132,13 @@ def test_gradients_reach_every_parameter(update):
 
 def test_starting_values():
     x = torch.randn(2, 3, 64)
-    model = AddressedModel(UPDATES["bayesian_layer"], 33, 16)
+    model = fresh("bayesian_layer")
     torch.testing.assert_close(model.mixers[0].noises["process_noise"](x), torch.full((2, 3, 4), 0.05))
-    model = AddressedModel(UPDATES["bayesian_layer_from_069"], 33, 16)
+    model = fresh("bayesian_layer_from_069")
     torch.testing.assert_close(
         model.mixers[0].noises["process_noise"](x), torch.full((2, 3, 4), 0.6931), rtol=1e-4, atol=0
     )
-    model = AddressedModel(UPDATES["gla_style"], 33, 16)
+    model = fresh("gla_style")
     torch.testing.assert_close(torch.sigmoid(model.mixers[0].row_gate(x)), torch.full((2, 3, 64), 0.99))
-    model = AddressedModel(UPDATES["deltanet_style"], 33, 16)
+    model = fresh("deltanet_style")
     torch.testing.assert_close(1 / (1 + model.mixers[0].noises["write_noise"](x)), torch.full((2, 3, 4), 0.5))
