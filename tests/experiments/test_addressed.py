@@ -84,7 +84,7 @@ def by_hand(update, model, tokens, addresses, queries, query_writes):
                 read[t, rows] = M.T @ addresses[t]
         h = h + read @ mixer.o_proj.weight.T
         y = rms(h, n2.weight)
-        h = h + (F.silu(y @ mlp.gate.weight.T) * (y @ mlp.up.weight.T)) @ mlp.down.weight.T
+        h = h + (F.silu(y @ mlp.gate_proj.weight.T) * (y @ mlp.up_proj.weight.T)) @ mlp.down_proj.weight.T
     return (rms(h, model.norm.weight) @ model.head.weight.T + model.head.bias)[-queries:]
 
 
