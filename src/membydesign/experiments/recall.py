@@ -7,7 +7,7 @@ K = 8 pairs of a target and a distractor that overlap by ρ. Models train with $
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from membydesign.data.recall import Collisions
 from membydesign.experiments.addressed import COMPARED, UPDATES
@@ -19,6 +19,9 @@ from membydesign.experiments.recall_tables import MARGINS, METRICS, distance, no
 from membydesign.experiments.record import Bound, Check, Outcome, highest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from membydesign.experiments.addressed_sweep import Spread
     from membydesign.experiments.workspace import Workspace
     from membydesign.training import TrainSettings
 
@@ -61,15 +64,24 @@ class RecallConfig:
         """ρ at the end of panel (d)."""
         return f"{self.test_overlaps[-1]:.2f}"
 
+    @property
+    def panels(self) -> dict[str, list[str]]:
+        """The tests of both panels, as they are named in metrics."""
+        return {
+            "distractor_writes": [str(n) for n in self.test_distractor_writes],
+            "overlap": [f"{x:.2f}" for x in self.test_overlaps],
+        }
+
     def runs(self, choice: Choice) -> list[RecallRun]:
         """One for each seed."""
+        train = choice.training(self.train)
         return [
             RecallRun(
                 choice.update,
                 seed,
-                self.train,
+                train,
                 query_writes=choice.query_writes,
-                milestones=self.milestones,
+                milestones=tuple(step for step in self.milestones if step < train.steps),
                 test_examples=self.test_examples,
                 task=self.task,
                 test_distractor_writes=self.test_distractor_writes,
@@ -85,7 +97,7 @@ PRESETS = {
         seeds=2,
         train=replace(PAPER_TRAINING, steps=30, batch_size=32, learning_rate=3e-3),
         milestones=(10,),
-        choices=OPEN[:1],
+        choices=(OPEN[0], Choice("bayesian_layer", query_writes=True, steps=10)),
         test_examples=16,
         test_distractor_writes=(1, 8, 32),
         test_overlaps=(0.60, 0.80, 0.95),
@@ -100,22 +112,24 @@ def run(config: RecallConfig, workspace: Workspace) -> Outcome:
     """Train every model with every seed, and compare what they do far from their training."""
     choices = [*(Choice(update, seeds=config.seeds) for update in config.compared), *config.choices]
     results = run_all({choice.key: config.runs(choice) for choice in choices}, workspace)
-    metrics = {
-        "tests": {
-            choice.key: {
-                panel: {
-                    x: {name: results.test(choice.key, panel, x, name)._asdict() for name in METRICS}
-                    for x in results.by_choice[choice.key][0]["tests"][str(config.train.steps)][panel]
-                }
-                for panel in ("distractor_writes", "overlap")
-            }
-            for choice in choices
+
+    def _tests(test: Callable[..., Spread], key: str) -> dict[str, Any]:
+        return {
+            panel: {x: {name: test(key, panel, x, name)._asdict() for name in METRICS} for x in places}
+            for panel, places in config.panels.items()
         }
+
+    tests = {update: _tests(results.test, update) for update in config.compared}
+    others = {
+        choice.key: {
+            "default": _tests(lambda *path, choice=choice: results.beside(choice, *path[1:])[0], choice.default),
+            "alternative": _tests(results.test, choice.key),
+        }
+        for choice in config.choices
     }
+    metrics = {"tests": tests, "choices": others}
     comparisons = [check for name in MARGINS for check in _claims(config, results, name)]
-    return Outcome(
-        config, comparisons, metrics, notes(config, results), metrics["tests"], tables(config, results, choices)
-    )
+    return Outcome(config, comparisons, metrics, notes(config, results), metrics, tables(config, results))
 
 
 def _claims(config: RecallConfig, results: Results, margin: str) -> list[Check]:
@@ -153,7 +167,8 @@ def _claims(config: RecallConfig, results: Results, margin: str) -> list[Check]:
     ]
     for update in (reset, "covariance_reset_learned"):
         if update in results.by_choice:
-            track = f"{UPDATES[update].title}: tracks DeltaNet-style on both axes ({kind})"
+            seeds = results.seeds(update)
+            track = f"{UPDATES[update].title}: tracks DeltaNet-style on both axes ({kind}, seeds: {seeds})"
             largest = distance(config, results, update, margin)
             claims.append(Bound(track, "largest distance of two means", f"≤ {STABLE}", largest))
     return claims

@@ -27,8 +27,7 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
             "seeds": _panels(outcome, shown, "pairwise_margin", directory / "recall.png"),
             "The same models: accuracy": _panels(outcome, shown, "accuracy", directory / "recall_accuracy.png"),
         }
-        others = [choice.key for choice in outcome.config.choices]
-        if others:
+        if outcome.config.choices:
             drawn["What the paper leaves open: pairwise margins of every alternative (dashed) beside its default"] = (
                 _alternatives(outcome, directory / "recall_choices.png")
             )
@@ -62,7 +61,7 @@ def _panels(outcome: Outcome, updates: list[str], name: str, path: Path) -> Path
         _frame(axes, panel, letter, name)
         for update in updates:
             look = {**UPDATE_STYLES[update], "label": UPDATES[update].title, "markersize": 4}
-            _line(axes, outcome.data[update][panel], name, **look)
+            _line(axes, outcome.data["tests"][update][panel], name, **look)
     both[0].set_ylabel("accuracy at the queries" if name == "accuracy" else "margin $p_B - p_A$")
     drawing.legend(*both[0].get_legend_handles_labels(), loc="outside right center")
     return save(drawing, path)
@@ -72,17 +71,21 @@ def _alternatives(outcome: Outcome, path: Path) -> Path:
     """One row for each default that has alternatives."""
     groups: dict[str, list[Any]] = {}
     for choice in outcome.config.choices:
-        default = next(u for u in sorted(outcome.config.compared, key=len, reverse=True) if choice.update.startswith(u))
-        groups.setdefault(default, []).append(choice)
-    drawing, grid = figure(len(groups), 2, width=8.2, height=0.6 + 1.9 * len(groups), squeeze=False)
+        groups.setdefault(choice.default, []).append(choice)
+    drawing, grid = figure(len(groups), 2, width=9.2, height=0.6 + 1.9 * len(groups), squeeze=False)
     for row, (default, choices) in zip(grid, groups.items(), strict=True):
         for axes, panel, letter in zip(row, PANELS, "cd", strict=True):
             _frame(axes, panel, letter, "pairwise_margin")
             style = {**UPDATE_STYLES[default], "markersize": 3}
-            _line(axes, outcome.data[default][panel], "pairwise_margin", **style, label=UPDATES[default].title)
+            lengths = {}
             for choice, marker in zip(choices, "sD^v", strict=False):
-                _line(axes, outcome.data[choice.key][panel], "pairwise_margin", color=style["color"], linestyle="--",
+                data = outcome.data["choices"][choice.key]
+                lengths.setdefault(choice.steps, data["default"])
+                _line(axes, data["alternative"][panel], "pairwise_margin", color=style["color"], linestyle="--",
                       marker=marker, markersize=3, alpha=0.75, label=choice.title)  # fmt: skip
+            for steps, data in lengths.items():
+                label = UPDATES[default].title + (f", {steps} steps" if steps else "")
+                _line(axes, data[panel], "pairwise_margin", **style, label=label)
         row[0].set_ylabel("margin")
         row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return save(drawing, path)

@@ -8,32 +8,30 @@ from membydesign.experiments.addressed import UPDATES
 from membydesign.experiments.record import RecordTable
 
 if TYPE_CHECKING:
-    from membydesign.experiments.addressed_sweep import Choice, Results
+    from membydesign.experiments.addressed_sweep import Results
     from membydesign.experiments.recall import RecallConfig
 
 MARGINS = {"pairwise_margin": "pairwise margin", "full_margin": "margin under the full softmax"}
 METRICS = ("accuracy", *MARGINS)
 
 
-def tables(config: RecallConfig, results: Results, choices: list[Choice]) -> list[RecordTable]:
+def tables(config: RecallConfig, results: Results) -> list[RecordTable]:
     """Everything that is measured, as tables."""
     return [
         *(_panel(config, results, name) for name in METRICS),
         _ranges(config, results),
-        _choices(config, results, choices),
+        _choices(config, results),
         _lengths(config, results),
         results.training(),
     ]
 
 
 def distance(config: RecallConfig, results: Results, update: str, margin: str) -> float:
-    """The largest difference of two mean margins over both panels."""
-    cells = [("distractor_writes", str(n)) for n in config.test_distractor_writes]
-    cells += [("overlap", f"{x:.2f}") for x in config.test_overlaps]
-    return max(
-        abs(results.test(update, *cell, margin).mean - results.test("deltanet_style", *cell, margin).mean)
-        for cell in cells
-    )
+    """The largest difference of two mean margins over both panels, for the same seeds."""
+    seeds = results.seeds(update)
+    cells = [(panel, x, margin) for panel, places in config.panels.items() for x in places]
+    pairs = [[results.test(u, *cell, seeds=seeds).mean for u in (update, "deltanet_style")] for cell in cells]
+    return max(abs(ours - theirs) for ours, theirs in pairs)
 
 
 def _panel(config: RecallConfig, results: Results, name: str) -> RecordTable:
@@ -66,18 +64,21 @@ def _ranges(config: RecallConfig, results: Results) -> RecordTable:
     return RecordTable("The paper's test ranges", headings, rows)
 
 
-def _choices(config: RecallConfig, results: Results, choices: list[Choice]) -> RecordTable:
-    """What the paper leaves open, side by side at the ends of both panels."""
+def _choices(config: RecallConfig, results: Results) -> RecordTable:
+    """What the paper leaves open: the ends of both panels, default → alternative."""
+    edge = str(min(config.test_distractor_writes, key=lambda n: abs(n - 8)))
+    ends = {f"n_f = {config.longest}": ("distractor_writes", config.longest),
+            f"ρ = {config.largest}": ("overlap", config.largest)}  # fmt: skip
     rows = []
-    for choice in choices:
-        ends = (("distractor_writes", config.longest), ("overlap", config.largest))
-        cells = [str(results.test(choice.key, *end, name)) for end in ends for name in METRICS]
-        inside = str(results.test(choice.key, "training_range", "cross_entropy"))
-        rows.append([choice.title, results.seeds(choice.key), inside, *cells])
-    ends = [f"{name}, {end}" for end in (f"n_f = {config.longest}", f"ρ = {config.largest}")
-            for name in ("accuracy", "pairwise", "full")]  # fmt: skip
-    note = "The same training range, and very different ends: what the paper leaves open decides much of it."
-    return RecordTable("What the paper leaves open", ["model", "seeds", "cross-entropy in range", *ends], rows, note)
+    for choice in config.choices:
+        cells = [results.moves(choice, *end, name) for end in ends.values() for name in METRICS]
+        loss = results.moves(choice, "distractor_writes", edge, "cross_entropy")
+        runs = results.by_choice[choice.key]
+        rows.append([choice.title, runs[0]["steps"], len(runs), loss, *cells])
+    headings = ["alternative", "steps", "seeds", f"cross-entropy, n_f = {edge}"]
+    headings += [f"{name}, {end}" for end in ends for name in ("accuracy", "pairwise", "full")]
+    note = "Default → alternative, after as many steps and for the same seeds."
+    return RecordTable("What the paper leaves open", headings, rows, note)
 
 
 def _lengths(config: RecallConfig, results: Results) -> RecordTable:
@@ -96,10 +97,6 @@ def _lengths(config: RecallConfig, results: Results) -> RecordTable:
 def notes(config: RecallConfig, results: Results) -> list[str]:
     """What decides the results, from the numbers."""
     end, far = ("distractor_writes", config.longest), ("overlap", config.largest)
-
-    def at(key: str, place: tuple[str, str]) -> str:
-        return str(results.test(key, *place, "pairwise_margin"))
-
     found = [
         "Query tokens do not write here unless a row says so: they carry no value. Their write key is zero, which "
         "leaves every memory as it is.",
@@ -117,17 +114,19 @@ def notes(config: RecallConfig, results: Results) -> list[str]:
             f"The reset with ℓ² fixed at 0.05 has a gain of one half for ever and is up to {fixed:.3f} from "
             f"DeltaNet-style; with a learned ℓ² it is the same update in other letters, up to {learned:.3f} from it."
         )
-    if "bayesian_layer_from_069" in results.by_choice:
-        low, high = "bayesian_layer", "bayesian_layer_from_069"
-        losses = [results.test(key, "training_range", "cross_entropy").mean for key in (low, high)]
+    choices = {choice.key: choice for choice in config.choices}
+    if "bayesian_layer_from_069" in choices:
+        choice = choices["bayesian_layer_from_069"]
+        edge = str(min(config.test_distractor_writes, key=lambda n: abs(n - 8)))
+        loss = results.beside(choice, "distractor_writes", edge, "cross_entropy")
         found.append(
-            f"Where ℓ² starts: from 0.05 and from 0.69 the Bayesian Layer ends with cross-entropies of "
-            f"{losses[0]:.4f} and {losses[1]:.4f} in the training range, and with pairwise margins of {at(low, end)} "
-            f"and {at(high, end)} at n_f = {config.longest}, {at(low, far)} and {at(high, far)} at ρ = "
-            f"{config.largest}."
+            f"Where ℓ² starts: from 0.05 and from 0.69 the Bayesian Layer has cross-entropies of {loss[0].mean:.4f} "
+            f"and {loss[1].mean:.4f} at the edge of the training range, and pairwise margins of "
+            f"{results.moves(choice, *end, 'pairwise_margin')} at n_f = {config.longest}, "
+            f"{results.moves(choice, *far, 'pairwise_margin')} at ρ = {config.largest}."
         )
-    writing = [update for update in config.compared if f"{update}+query_writes" in results.by_choice]
+    writing = [choice for choice in config.choices if choice.query_writes]
     if writing:
-        changes = (f"{UPDATES[u].title} {at(u, far)} → {at(f'{u}+query_writes', far)}" for u in writing)
+        changes = (f"{UPDATES[c.default].title} {results.moves(c, *far, 'pairwise_margin')}" for c in writing)
         found.append(f"If query tokens write, pairwise margins at ρ = {config.largest} change: {'; '.join(changes)}.")
     return found

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from membydesign.files import to_json, write_text
+from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Trained, train
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def train_in_stages(
         if str(step) in found and step < settings.steps:
             continue
         trained = train(model, batch_of, losses_of, settings, seed=seed, directory=directory, until=step, watch=watch)
+        if trained.step != step:
+            raise CheckpointError(
+                f"{directory}: expected a checkpoint of step {step} or before, which has not been measured yet, "
+                f"got one of step {trained.step}; remove this folder to start the run again"
+            )
         if str(step) not in found:
             found[str(step)] = measure(step)
             write_text(path, to_json(found))
