@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from membydesign.experiments.mqar_models import ARMS
+from membydesign.experiments.mqar_paper import UPDATE_ACCURACY
 from membydesign.experiments.mqar_tables import ENOUGH
 from membydesign.experiments.style import COLOURS, figure, house_style, save
 
@@ -63,9 +64,9 @@ def _per_cent(axis: Any, what: str = "test accuracy (%)") -> None:
     axis.set_axisbelow(True)
 
 
-def _beside(axis: Any) -> None:
+def _beside(axis: Any, title: str | None = None) -> None:
     """The legend to the right, where it covers nothing, in the order of the arms."""
-    axis.legend(loc="center left", fontsize=8, bbox_to_anchor=(1.02, 0.5), handlelength=3)
+    axis.legend(loc="center left", fontsize=8, bbox_to_anchor=(1.02, 0.5), handlelength=3, title=title)
 
 
 def _over(axis: Any, tested: Sequence[Entry], points: Callable[[Entry], dict[int, float]], label: str) -> None:
@@ -120,36 +121,44 @@ def _block(tested: Sequence[Entry]) -> tuple[Any, str]:
 def _update(tested: Sequence[Entry]) -> tuple[Any, str]:
     shown = _at_widest(tested)
     drawing, (left, right) = figure(1, 2, width=10, height=3.6)
-    width = 0.38
-    for i, entry in enumerate(shown):
-        colour = line(entry["arm"])["color"]
-        twin = line(entry["arm"])["ls"] != "-"
-        for side, key in ((-1, "untouched"), (1, "updated")):
-            measured = entry["test"][key]
-            if measured is None:
-                continue
-            x, value = i + side * width / 2, 100 * measured["accuracy"]
-            filled = {"color": colour} if side > 0 else {"color": colour, "alpha": 0.4}
-            left.bar(x, value, width, **filled, linewidth=0, hatch="//" if twin else None, edgecolor="white")
-            left.text(x, value + 1.5, f"{value:.0f}", ha="center", fontsize=7, color="0.3")
-    left.set_xticks(range(len(shown)), [entry["title"].replace(", ", ",\n").replace(" ", "\n", 1) for entry in shown])
-    left.tick_params(axis="x", length=0, labelsize=8)
-    left.bar(0, 0, color="0.3", alpha=0.4, label="keys written once")
-    left.bar(0, 0, color="0.3", label="keys that were rewritten")
-    _per_cent(left)
-    left.legend(loc="lower left", fontsize=8, ncols=2, bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
-    left.set_title("(a)", loc="left", pad=22)
-
+    _bars(left, shown)
+    left.set_title("(a)", loc="left", pad=24)
     _over(right, shown, by_rewrites, "rewrites of the key asked for")
     most = max(map(int, shown[0]["test"]["by_pairs"]))
-    right.set_title(f"(b)  D = {most} pairs", loc="left", pad=22)
+    right.set_title(f"(b)  D = {most} pairs", loc="left", pad=24)
     _beside(right)
     caption = (
-        "Update-MQAR: test accuracy (a) of keys that were written once and of keys that were rewritten, and (b) by how "
-        f"often the key was rewritten, at D = {most}, where there are {ENOUGH} queries or more. "
+        "Update-MQAR: test accuracy (a) of keys that were written once, of keys that were rewritten, and of all, and "
+        f"(b) by how often the key was rewritten, at D = {most}, where there are {ENOUGH} queries or more. "
         "Hatched and dashed: without the short convolution. The Bayesian Layer has none."
     )
     return drawing, caption
+
+
+def _bars(axis: Any, shown: Sequence[Entry], width: float = 0.38) -> None:
+    """Two bars for each arm, a stroke across them for all queries, and the paper's value where it gives one."""
+    for i, entry in enumerate(shown):
+        look, test = line(entry["arm"]), entry["test"]
+        for side, key in ((-1, "untouched"), (1, "updated")):
+            if test[key] is None:
+                continue
+            x, value = i + side * width / 2, 100 * test[key]["accuracy"]
+            hatch = "//" if look["ls"] != "-" else None
+            alpha = 0.4 if key == "untouched" else 1.0
+            axis.bar(x, value, width, color=look["color"], alpha=alpha, lw=0, hatch=hatch, edgecolor="white")
+            axis.text(x, value + 1.5, f"{value:.0f}", ha="center", fontsize=7, color="0.3")
+        axis.hlines(100 * test["accuracy"], i - width, i + width, color="0.1", lw=1.2, zorder=4)
+        if entry["arm"] in UPDATE_ACCURACY:
+            axis.plot(i, UPDATE_ACCURACY[entry["arm"]], ls="", marker="D", ms=5, mfc="white", mec="0.1", zorder=5)
+    axis.bar(0, 0, color="0.3", alpha=0.4, label="keys written once")
+    axis.bar(0, 0, color="0.3", label="rewritten")
+    axis.plot([], [], color="0.1", lw=1.2, label="all")
+    axis.plot([], [], ls="", marker="D", ms=5, mfc="white", mec="0.1", label="all (paper)")
+    names = [entry["title"].partition(", ") for entry in shown]
+    axis.set_xticks(range(len(shown)), ["\n".join((*name.split(), *filter(None, [rest]))) for name, _, rest in names])
+    axis.tick_params(axis="x", length=0, labelsize=8)
+    _per_cent(axis)
+    axis.legend(loc="lower left", fontsize=8, ncols=4, bbox_to_anchor=(-0.02, 1.0), columnspacing=1, handlelength=1.2)
 
 
 def _curves(tested: Sequence[Entry]) -> tuple[Any, str]:
@@ -162,6 +171,6 @@ def _curves(tested: Sequence[Entry]) -> tuple[Any, str]:
     axis.set_xlim(left=0)
     axis.set_xlabel("step")
     _per_cent(axis, "validation accuracy (%)")
-    axis.set_title("Learning, with the chosen learning rates", loc="left")
-    _beside(axis)
+    axis.set_title("Learning", loc="left")
+    _beside(axis, "model, learning rate")
     return drawing, f"Validation accuracy during training, each model with the learning rate that was chosen. {_TWINS}"

@@ -210,7 +210,7 @@ def cell(given: Answers, where: Tensor | None = None) -> dict[str, float] | None
     return {"accuracy": correct.mean().item(), "cross_entropy": losses.mean().item(), "queries": len(correct)}
 
 
-def tests(given: Answers, kinds: tuple[MQAR, ...]) -> dict[str, Any]:
+def summary(given: Answers, kinds: tuple[MQAR, ...]) -> dict[str, Any]:
     """All metrics of a test: over all queries, by kind, by pairs D, by rewrites, and by rewrites at each D."""
     pairs = torch.tensor([kind.pairs for kind in kinds])[given.kinds]
 
@@ -262,7 +262,7 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
         validation = _held_out(config, model, "validation", config.validation_examples, trained.step)
         test = _held_out(config, model, "test", config.test_examples, trained.step)
         found = {"steps": trained.step, "training_loss": trained.loss, "validation": cell(validation)}
-        metrics |= {**found, "test": tests(test, config.kinds)}
+        metrics |= {**found, "test": summary(test, config.kinds)}
         seconds = trained.seconds
     except (Diverged, FilterError, ValueError) as error:
         if not isinstance(error, (Diverged, FilterError)) and _finite(model):
@@ -301,7 +301,8 @@ def _held_out(config: MQARRun, model: MQARModel, split: str, examples: int, step
 
 
 def _finite(model: MQARModel) -> bool:
-    return all(bool(p.isfinite().all()) for p in model.parameters())
+    """Whether weights are numbers, and not so large that their products overflow."""
+    return all(bool(p.square().sum().isfinite()) for p in model.parameters())
 
 
 class _Curve:
