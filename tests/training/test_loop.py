@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from membydesign.training import CheckpointError, Diverged, checkpoint, train
+from membydesign.training import CheckpointError, Diverged, checkpoint, train, train_in_stages
 from training.problem import SETTINGS, batch_of, losses_of, model
 
 
@@ -128,3 +128,33 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000014"]
     assert train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path).step == 40
+
+
+def test_milestones_are_measured_once_and_on_the_model_of_their_step(tmp_path):
+    def staged(m, batches, calls):
+        def measure(step):
+            calls.append(step)
+            return {"step": step, "weight": m.head.weight.double().sum().item()}
+
+        return train_in_stages(
+            m, batches, losses_of, SETTINGS, milestones=(5, 20), measure=measure, seed=0, directory=tmp_path / "parts"
+        )
+
+    def breaks(step):
+        if step == 30:
+            raise KeyboardInterrupt
+        return batch_of(step)
+
+    calls = []
+    with pytest.raises(KeyboardInterrupt):
+        staged(model(), breaks, calls)
+    trained, measured = staged(model(), batch_of, calls)
+    assert calls == [5, 20, 40]
+    assert trained.step == 40
+    for step in (5, 20, 40):
+        alone = model()
+        train(alone, batch_of, losses_of, SETTINGS, seed=0, until=step)
+        assert measured[str(step)] == {"step": step, "weight": alone.head.weight.double().sum().item()}
+    again = staged(model(), batch_of, calls)
+    assert again[1] == measured
+    assert calls == [5, 20, 40]

@@ -129,6 +129,8 @@ def bench(
     """Speed and memory on this machine, as ratios of things that are measured in turn in one run.
 
     - **speed**: forward, forward+backward and one decoding step beside Transformers' own CPU code for the same rule
+    - **models**: whole models, training and decoding, beside Transformers' Gated DeltaNet model
+    - **steps**: a training step of learned recall and of MQAR beside the same models with Transformers' Gated DeltaNet
     - **transitions**: the Bayesian Layer with a decay of each row, and with rotations, beside one decay
     - **growth**: time for each token at 32 times the length
     - **memory**: peak memory of the same tasks, each in a process of its own

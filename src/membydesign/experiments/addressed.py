@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from membydesign.design import Dense, DesignModel, Diagonal, Identity, catalogue
 from membydesign.layers.parameters import Gate, Learned, Source, Variance
+from membydesign.models.modeling import SwiGLU
 from membydesign.ops import filter_sequence
 
 if TYPE_CHECKING:
@@ -111,20 +112,6 @@ class AddressedMemory(nn.Module):
         return self.o_proj(y.output[:, -last:].flatten(-2))
 
 
-class SwiGLU(nn.Module):
-    """SiLU(W_g x) ⊙ W_u x, projected back."""
-
-    def __init__(self, hidden_size: int, inner_size: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(hidden_size, inner_size, bias=False)
-        self.up = nn.Linear(hidden_size, inner_size, bias=False)
-        self.down = nn.Linear(inner_size, hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of the same shape as x."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
 class AddressedModel(nn.Module):
     """Two pre-norm layers of memory and SwiGLU, read at the queries that end each sequence.
 
@@ -159,7 +146,7 @@ class AddressedModel(nn.Module):
         self.mixers = nn.ModuleList(
             [AddressedMemory(update, hidden_size, num_heads, address_dim) for _ in range(num_layers)]
         )
-        self.mlps = nn.ModuleList([SwiGLU(hidden_size, inner_size) for _ in range(num_layers)])
+        self.mlps = nn.ModuleList([SwiGLU(hidden_size, inner_size, dropout=0.0) for _ in range(num_layers)])
         self.mixer_norms = nn.ModuleList([nn.RMSNorm(hidden_size, eps=1e-5) for _ in range(num_layers)])
         self.mlp_norms = nn.ModuleList([nn.RMSNorm(hidden_size, eps=1e-5) for _ in range(num_layers)])
         self.norm = nn.RMSNorm(hidden_size, eps=1e-5)

@@ -11,7 +11,7 @@ import torch
 from membydesign.data.recall import Collisions, RandomKeys
 from membydesign.experiments.addressed import UPDATES, AddressedModel, losses
 from membydesign.experiments.record import Provenance
-from membydesign.training import TrainSettings, train
+from membydesign.training import TrainSettings, train_in_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,15 +92,22 @@ class AddressedRun(ABC, Generic[Task]):
 def work(config: AddressedRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Train and measure; the metrics of the run."""
     model = config.model()
-    tests, trained = {}, None
-    for step in sorted({*config.milestones, config.train.steps}):
-        trained = train(
-            model, config.batch, losses, config.train, seed=config.seed, directory=directory, until=step, watch=watch
-        )
-        model.eval()
-        with torch.no_grad():
-            tests[str(step)] = config.measure(model, final=step == config.train.steps)
-    assert trained is not None
+
+    @torch.no_grad()
+    def measure(step: int) -> dict[str, Any]:
+        return config.measure(model.eval(), final=step == config.train.steps)
+
+    trained, tests = train_in_stages(
+        model,
+        config.batch,
+        losses,
+        config.train,
+        milestones=config.milestones,
+        measure=measure,
+        seed=config.seed,
+        directory=directory,
+        watch=watch,
+    )
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": trained.step,

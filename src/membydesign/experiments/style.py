@@ -23,6 +23,16 @@ COLOURS = {
 }
 """One colour for one thing, in every figure; the paper's where it names one."""
 
+UPDATE_STYLES: dict[str, dict[str, Any]] = {
+    "linear_attention": {"color": COLOURS["additive"], "marker": "v", "linestyle": "-"},
+    "gla_style": {"color": "#b58900", "marker": "^", "linestyle": "-"},
+    "deltanet_style": {"color": COLOURS["delta"], "marker": "s", "linestyle": "-"},
+    "covariance_reset": {"color": COLOURS["reset"], "marker": "D", "linestyle": "--"},
+    "bayesian_layer_diagonal": {"color": "#6ba3d6", "marker": "P", "linestyle": "--"},
+    "bayesian_layer": {"color": COLOURS["bayesian"], "marker": "o", "linestyle": "-", "linewidth": 2.2},
+}
+"""How the line of each update looks."""
+
 _STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -46,14 +56,22 @@ def house_style() -> AbstractContextManager[None]:
     return rc_context(_STYLE)
 
 
-def figure(rows: int, columns: int, *, width: float, height: float) -> tuple[Any, Any]:
-    """A figure with its axes, drawn without a display; sizes in inches."""
+def figure(rows: int, columns: int, *, width: float, height: float, squeeze: bool = True) -> tuple[Any, Any]:
+    """A figure with its axes, drawn without a display; sizes in inches; not squeezed, the axes are always a grid."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawing)
-    return drawing, drawing.subplots(rows, columns)
+    return drawing, drawing.subplots(rows, columns, squeeze=squeeze)
+
+
+def band(axes: Any, x: list[float], points: list[dict[str, float]], **look: Any) -> None:
+    """A line of means with one deviation around it; points have "mean" and "std"."""
+    mean, std = [point["mean"] for point in points], [point["std"] for point in points]
+    axes.plot(x, mean, **look)
+    low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def save(drawing: Any, path: Path) -> Path:

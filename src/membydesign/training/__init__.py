@@ -3,6 +3,18 @@
 from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Diverged, Progress, Trained, train
 from membydesign.training.settings import TrainSettings
+from membydesign.training.stages import train_in_stages
 from membydesign.training.sweep import Run, SweepError, sweep
 
-__all__ = ["CheckpointError", "Diverged", "Progress", "Run", "SweepError", "TrainSettings", "Trained", "sweep", "train"]
+__all__ = [
+    "CheckpointError",
+    "Diverged",
+    "Progress",
+    "Run",
+    "SweepError",
+    "TrainSettings",
+    "Trained",
+    "sweep",
+    "train",
+    "train_in_stages",
+]

@@ -10,6 +10,7 @@ from membydesign.cli.bench.memory import memory
 from membydesign.cli.bench.models import models
 from membydesign.cli.bench.rate import rate
 from membydesign.cli.bench.speed import growth, speed, transition
+from membydesign.cli.bench.steps import steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ class Section(NamedTuple):
 SECTIONS: dict[str, Section] = {
     "speed": Section("Time; a ratio below 1 is faster than the peer", speed),
     "models": Section("Time of whole models; a ratio below 1 is faster than the peer", models),
+    "steps": Section("Time of a training step of the experiments; a ratio below 1 is faster than the peer", steps),
     "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
     "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),

@@ -150,7 +150,7 @@ OURS: dict[str, Work] = {
 
 
 @cache
-def _transformers(model: str, function: str) -> Callable[..., Any] | None:
+def transformers_function(model: str, function: str) -> Callable[..., Any] | None:
     """A function of Transformers in plain PyTorch, also where it would call another package; None without it."""
     try:
         with warnings.catch_warnings():
@@ -166,8 +166,8 @@ def _gate_inputs(p: Problem, log_decay: Tensor) -> Tensors:
 
 
 def _their_gated_deltanet() -> Work | None:
-    chunk = _transformers("qwen3_next", "torch_chunk_gated_delta_rule")
-    step = _transformers("qwen3_next", "torch_recurrent_gated_delta_rule")
+    chunk = transformers_function("qwen3_next", "torch_chunk_gated_delta_rule")
+    step = transformers_function("qwen3_next", "torch_recurrent_gated_delta_rule")
     if chunk is None or step is None:
         return None
 
@@ -184,7 +184,7 @@ def _their_gated_deltanet() -> Work | None:
 
 
 def _their_kda() -> Work | None:
-    chunk = _transformers("kimi_linear", "chunk_kimi_delta_attention")
+    chunk = transformers_function("kimi_linear", "chunk_kimi_delta_attention")
     if chunk is None:
         return None
     return Work(
@@ -195,7 +195,7 @@ def _their_kda() -> Work | None:
 
 
 def _their_mamba2() -> Work | None:
-    scan = _transformers("mamba2", "mamba2_chunk_scan")
+    scan = transformers_function("mamba2", "mamba2_chunk_scan")
     if scan is None:
         return None
 

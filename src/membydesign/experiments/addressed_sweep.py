@@ -1,0 +1,157 @@
+"""Many runs of models with given addresses: which there are, and their tests as mean and deviation over seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from membydesign.experiments.addressed import COMPARED, UPDATES
+from membydesign.experiments.addressed_runs import work
+from membydesign.experiments.record import RecordTable
+from membydesign.training import Run, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from membydesign.experiments.addressed_runs import AddressedRun
+    from membydesign.experiments.workspace import Workspace
+    from membydesign.training import TrainSettings
+
+
+SHORT = 1000
+"""Steps of most alternatives: by then losses are below 0.01, and the defaults are measured there too."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer to what the paper leaves open.
+
+    Attributes:
+        update: a name of `UPDATES`.
+        query_writes: whether query tokens write.
+        seeds: how many seeds it is run with, at most.
+        steps: of training, at most; None for as many as the others.
+    """
+
+    update: str
+    query_writes: bool = False
+    seeds: int = 1
+    steps: int | None = None
+
+    @property
+    def key(self) -> str:
+        """By which its results are found."""
+        return f"{self.update}{'+query_writes' if self.query_writes else ''}"
+
+    @property
+    def title(self) -> str:
+        """As tables and figures name it."""
+        return f"{UPDATES[self.update].title}{', queries write' if self.query_writes else ''}"
+
+    @property
+    def default(self) -> str:
+        """The update that it is an alternative to: the longest name that its own begins with."""
+        return max((update for update in COMPARED if self.update.startswith(update)), key=len)
+
+    def training(self, settings: TrainSettings) -> TrainSettings:
+        """Its own settings, from those of the defaults."""
+        return settings if self.steps is None else replace(settings, steps=min(self.steps, settings.steps))
+
+
+OPEN = (
+    Choice("covariance_reset_learned"),
+    Choice("bayesian_layer_from_069", steps=SHORT),
+    Choice("bayesian_layer_diagonal_from_069", steps=SHORT),
+    Choice("gla_style_from_half", steps=SHORT),
+    *(Choice(update, query_writes=True, steps=SHORT) for update in COMPARED),
+)
+"""The answers that are run beside the defaults."""
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds."""
+
+    mean: float
+    std: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.std:.3f}" if self.std else f"{self.mean:.3f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of one number over seeds; one seed deviates by nothing."""
+    return Spread(mean(values), stdev(values) if len(values) > 1 else 0.0)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What all runs found.
+
+    Attributes:
+        found: metrics by name of run.
+        by_choice: the metrics of each choice, one for each seed.
+    """
+
+    found: Mapping[str, dict[str, Any]]
+    by_choice: Mapping[str, list[dict[str, Any]]]
+
+    def test(self, choice: str, *path: str, step: int | None = None, seeds: int | None = None) -> Spread:
+        """A number of the tests after a step (the last by default), over the seeds of a choice (or the first few)."""
+        values = []
+        for metrics in self.by_choice[choice][:seeds]:
+            value: Any = metrics["tests"][str(metrics["steps"] if step is None else step)]
+            for name in path:
+                value = value[name]
+            values.append(value)
+        return spread(values)
+
+    def beside(self, choice: Choice, *path: str) -> tuple[Spread, Spread]:
+        """A number of the default and of the alternative to it, after as many steps and for the same seeds."""
+        steps, seeds = self.by_choice[choice.key][0]["steps"], self.seeds(choice.key)
+        return self.test(choice.default, *path, step=steps, seeds=seeds), self.test(choice.key, *path)
+
+    def moves(self, choice: Choice, *path: str) -> str:
+        """The same as text."""
+        before, after = self.beside(choice, *path)
+        return f"{before.mean:.3f} → {after.mean:.3f}"
+
+    def each(self, choices: Sequence[str], *path: str) -> dict[str, float]:
+        """The means of a number of the tests, by the titles of updates."""
+        return {UPDATES[choice].title: self.test(choice, *path).mean for choice in choices}
+
+    def seeds(self, choice: str) -> int:
+        """How many there are of a choice."""
+        return len(self.by_choice[choice])
+
+    def training(self) -> RecordTable:
+        """The runs themselves: parameters, steps, loss and time."""
+        rows = []
+        for key, runs in self.by_choice.items():
+            loss, seconds = (spread([run[name] for run in runs]) for name in ("training_loss", "seconds"))
+            rows.append(
+                [key, runs[0]["parameters"], len(runs), runs[0]["steps"], f"{loss.mean:.5f}", round(seconds.mean)]
+            )
+        headings = ["run", "parameters", "seeds", "steps", "training loss", "seconds per run"]
+        total = sum(run["seconds"] for run in self.found.values()) / 60
+        commits = ", ".join(sorted({run["commit"][:12] for run in self.found.values()}))
+        note = (
+            f"{len(self.found)} runs, {total:.0f} minutes of training on one thread each, without the tests; "
+            f"made by commits {commits}."
+        )
+        return RecordTable("Training", headings, rows, note)
+
+
+def run_all(runs: Mapping[str, Sequence[AddressedRun[Any]]], workspace: Workspace) -> Results:
+    """Train whatever is not done yet.
+
+    Args:
+        runs: by choice, one for each seed.
+        workspace: where.
+    """
+    by_seed = sorted((config for configs in runs.values() for config in configs), key=lambda config: config.seed)
+    workspace.stage("training")
+    workspace.total(sum(not (workspace.runs / config.name / "metrics.json").exists() for config in by_seed))
+    every = [Run(config.name, config, work) for config in by_seed]
+    found = sweep(every, workspace.runs, workers=workspace.workers, watch=workspace.watch)
+    return Results(found, {key: [found[config.name] for config in configs] for key, configs in runs.items()})

@@ -1,0 +1,220 @@
+r"""Random-key crowding: more keys than a memory has dimensions.
+
+n writes at random addresses of dimension D = 16, then eight queries. Models train at n/D ≤ 4 and are tested up to 16.
+No memory can hold more than D associations exactly; the question is how gracefully it degrades. The paper: appendix on
+random keys.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from membydesign.data.recall import RandomKeys, overlap_statistics
+from membydesign.data.seeds import generator
+from membydesign.experiments.addressed import COMPARED, UPDATES
+from membydesign.experiments.addressed_runs import PAPER_TRAINING
+from membydesign.experiments.addressed_sweep import OPEN, Choice, Results, run_all
+from membydesign.experiments.crowding_figures import plot
+from membydesign.experiments.crowding_runs import CrowdingRun
+from membydesign.experiments.record import Check, Outcome, RecordTable, highest, lowest
+
+if TYPE_CHECKING:
+    from membydesign.experiments.workspace import Workspace
+    from membydesign.training import TrainSettings
+
+__all__ = ["PRESETS", "TITLE", "CrowdingConfig", "plot", "run"]
+
+TITLE = "Random-key crowding: what is lost when keys outnumber dimensions"
+METRICS = {
+    "cross_entropy": "Cross-entropy",
+    "accuracy": "Accuracy",
+    "calibrated_cross_entropy": "Cross-entropy after calibration",
+    "best_scale": "Best factor of the logits",
+}
+
+
+@dataclass(frozen=True)
+class CrowdingConfig:
+    """Settings of the whole experiment; attributes that `CrowdingRun` has too are the same there.
+
+    Attributes:
+        seeds: how many.
+        compared: the updates that the paper compares.
+        choices: answers to what the paper leaves open, run beside them.
+        statistics_examples: sequences over which collisions are measured.
+    """
+
+    seeds: int = 3
+    train: TrainSettings = PAPER_TRAINING
+    milestones: tuple[int, ...] = (500, 1000)
+    compared: tuple[str, ...] = COMPARED
+    choices: tuple[Choice, ...] = OPEN
+    task: RandomKeys = field(default_factory=RandomKeys)
+    writes: tuple[int, ...] = (16, 32, 48, 64)
+    test_writes: tuple[int, ...] = (16, 32, 48, 64, 96, 128, 192, 256)
+    test_examples: int = 1024
+    statistics_examples: int = 256
+
+    def runs(self, choice: Choice) -> list[CrowdingRun]:
+        """One for each seed."""
+        train = choice.training(self.train)
+        return [
+            CrowdingRun(
+                choice.update,
+                seed,
+                train,
+                query_writes=choice.query_writes,
+                milestones=tuple(step for step in self.milestones if step < train.steps),
+                test_examples=self.test_examples,
+                task=self.task,
+                writes=self.writes,
+                test_writes=self.test_writes,
+            )
+            for seed in range(min(self.seeds, choice.seeds))
+        ]
+
+    @property
+    def densities(self) -> dict[str, float]:
+        """n/D of every n that is tested."""
+        return {str(n): n / self.task.address_dim for n in self.test_writes}
+
+
+_paper = CrowdingConfig()
+PRESETS = {
+    "smoke": CrowdingConfig(
+        seeds=2,
+        train=replace(PAPER_TRAINING, steps=30, batch_size=32, learning_rate=3e-3),
+        milestones=(10,),
+        choices=(OPEN[0], Choice("bayesian_layer", query_writes=True, steps=10)),
+        test_writes=(16, 64, 128),
+        test_examples=32,
+        statistics_examples=16,
+    ),
+    "cpu": replace(_paper, choices=OPEN[:2]),
+    "paper": _paper,
+}
+"""Two cores can do the paper's settings; `cpu` leaves out most of what the paper leaves open."""
+
+
+def run(config: CrowdingConfig, workspace: Workspace) -> Outcome:
+    """Train every model with every seed, and measure how each degrades."""
+    choices = [*(Choice(update, seeds=config.seeds) for update in config.compared), *config.choices]
+    results = run_all({choice.key: config.runs(choice) for choice in choices}, workspace)
+    tests = {
+        choice.key: {
+            n: {name: results.test(choice.key, n, name)._asdict() for name in METRICS} for n in config.densities
+        }
+        for choice in choices
+    }
+    collisions = {str(n): _collisions(config, n) for n in config.test_writes}
+    metrics = {"tests": tests, "collisions_after_projection": collisions}
+    tables = [
+        *(_by_density(config, results, name) for name in METRICS),
+        _choices(config, results),
+        _lengths(config, results),
+        _statistics(collisions),
+        results.training(),
+    ]
+    return Outcome(config, _claims(config, results), metrics, _notes(config, results), tests, tables)
+
+
+def _collisions(config: CrowdingConfig, n: int) -> dict[str, float]:
+    """How addresses collide as memories see them."""
+    rng = generator("crowding", "statistics", n)
+    addresses = config.task.sample(config.statistics_examples, n, rng).addresses
+    return overlap_statistics(addresses[:, :n])
+
+
+def _claims(config: CrowdingConfig, results: Results) -> list[Check]:
+    """What the paper says: the Bayesian Layer lowest everywhere, the diagonal covariance rising most."""
+    inside = "The Bayesian Layer has the lowest loss, within the range of training (n/D ≤ 4)"
+    outside = "The Bayesian Layer has the lowest loss, beyond the range of training (n/D > 4)"
+    claims: list[Check] = []
+    for n, density in config.densities.items():
+        claim = inside if int(n) <= max(config.writes) else outside
+        losses = results.each(config.compared, n, "cross_entropy")
+        claims.append(lowest(claim, f"cross-entropy at n/D = {density:g}", "Bayesian Layer", losses))
+    first, last = str(config.test_writes[0]), str(config.test_writes[-1])
+    rise = {
+        UPDATES[update].title: results.test(update, last, "cross_entropy").mean
+        - results.test(update, first, "cross_entropy").mean
+        for update in config.compared
+    }
+    steepest = "The diagonal covariance degrades most sharply"
+    what = f"rise of the loss from n/D = {config.densities[first]:g} to {config.densities[last]:g}"
+    claims.append(highest(steepest, what, "Diagonal covariance", rise))
+    calibrated = "Beyond the paper: lowest loss after calibration (one factor of the logits for each n)"
+    for n, density in config.densities.items():
+        losses = results.each(config.compared, n, "calibrated_cross_entropy")
+        claims.append(lowest(calibrated, f"calibrated cross-entropy at n/D = {density:g}", "Bayesian Layer", losses))
+    return claims
+
+
+def _by_density(config: CrowdingConfig, results: Results, name: str) -> RecordTable:
+    rows = [
+        [f"{density:g}", *(str(results.test(update, n, name)) for update in config.compared)]
+        for n, density in config.densities.items()
+    ]
+    note = {
+        "cross_entropy": f"Of a uniform guess: {math.log(config.task.labels):.3f}.",
+        "accuracy": f"Of a guess: {1 / config.task.labels:.4f}.",
+        "best_scale": "Below one: the model is too sure of itself. Found on validation sequences.",
+    }.get(name, "")
+    headings = ["n/D", *(UPDATES[update].title for update in config.compared)]
+    return RecordTable(f"{METRICS[name]} against n/D", headings, rows, note)
+
+
+def _choices(config: CrowdingConfig, results: Results) -> RecordTable:
+    """What the paper leaves open: at the edge of training and at the end, default → alternative."""
+    edge, last = str(max(config.writes)), str(config.test_writes[-1])
+    names = {"cross-entropy": "cross_entropy", "calibrated": "calibrated_cross_entropy", "accuracy": "accuracy"}
+    rows = []
+    for choice in config.choices:
+        runs = results.by_choice[choice.key]
+        cells = [results.moves(choice, n, name) for n in (edge, last) for name in names.values()]
+        rows.append([choice.title, runs[0]["steps"], len(runs), *cells])
+    ends = [f"{name}, n/D = {config.densities[n]:g}" for n in (edge, last) for name in names]
+    note = "Default → alternative, after as many steps and for the same seeds."
+    return RecordTable("What the paper leaves open", ["alternative", "steps", "seeds", *ends], rows, note)
+
+
+def _lengths(config: CrowdingConfig, results: Results) -> RecordTable:
+    steps = sorted({*config.milestones, config.train.steps})
+    ends = (str(max(config.writes)), str(config.test_writes[-1]))
+    rows = [
+        [UPDATES[u].title, *(str(results.test(u, n, "cross_entropy", step=s)) for n in ends for s in steps)]
+        for u in config.compared
+    ]
+    headings = ["update", *(f"n/D = {config.densities[n]:g}, {s} steps" for n in ends for s in steps)]
+    return RecordTable("The length of training: cross-entropy", headings, rows)
+
+
+def _statistics(collisions: dict[str, dict[str, float]]) -> RecordTable:
+    headings = ["n", *next(iter(collisions.values()))]
+    rows = [[n, *row.values()] for n, row in collisions.items()]
+    note = "Measured after the projection to D = 16, in the addresses that memories see."
+    return RecordTable("How addresses collide", [h.replace("_", " ") for h in headings], rows, note)
+
+
+def _notes(config: CrowdingConfig, results: Results) -> list[str]:
+    """What decides the results, from the numbers."""
+    last = str(config.test_writes[-1])
+    density = config.densities[last]
+
+    def values(name: str, keys: Any) -> str:
+        return ", ".join(f"{UPDATES[key].title} {results.test(key, last, name)}" for key in keys)
+
+    found = [
+        "Query tokens do not write unless a row says so. Labels are drawn independently for every write, so with "
+        "n > 64 writes labels repeat.",
+        f"At n/D = {density:g} cross-entropies are {values('cross_entropy', config.compared)}; with the best single "
+        f"factor of the logits, found on other sequences, {values('calibrated_cross_entropy', config.compared)}. The "
+        "difference is confidence that was right at n/D ≤ 4 and is too much beyond it, not a loss of what is stored.",
+    ]
+    writing = [choice for choice in config.choices if choice.query_writes]
+    if writing:
+        changes = "; ".join(f"{UPDATES[c.default].title} {results.moves(c, last, 'cross_entropy')}" for c in writing)
+        found.append(f"If query tokens write, cross-entropies at n/D = {density:g} change: {changes}.")
+    return found

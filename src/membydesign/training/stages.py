@@ -1,0 +1,69 @@
+"""Training in stages: the model is measured at milestones, each just once, however often the run is stopped."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from membydesign.files import to_json, write_text
+from membydesign.training.checkpoint import CheckpointError
+from membydesign.training.loop import Trained, train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+    from membydesign.training.loop import Batch, Progress
+    from membydesign.training.settings import TrainSettings
+
+MEASURED = "measured.json"
+
+
+def train_in_stages(
+    model: nn.Module,
+    batch_of: Callable[[int], Batch],
+    losses_of: Callable[[nn.Module, Batch], Tensor],
+    settings: TrainSettings,
+    *,
+    milestones: Iterable[int],
+    measure: Callable[[int], Any],
+    seed: int,
+    directory: Path,
+    watch: Callable[[Progress], None] = lambda _: None,
+) -> tuple[Trained, dict[str, Any]]:
+    """Train a model as `train` does, and measure it on the way.
+
+    Args:
+        model: trained in place.
+        batch_of: the batch of a step.
+        losses_of: the losses of a batch.
+        settings: optimiser and schedule.
+        milestones: steps after which the model is measured; the last step always is.
+        measure: `measure(step)`, what is found there, which JSON must hold. It is kept in a file, since a run that goes
+            on from a checkpoint is past the milestones before it.
+        seed: of what is random within steps.
+        directory: of log, checkpoint and measurements.
+        watch: called after every step.
+
+    Returns:
+        What the run came to, and what was measured, by step.
+    """
+    path = directory / MEASURED
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    trained = None
+    for step in sorted({*milestones, settings.steps}):
+        if str(step) in found and step < settings.steps:
+            continue
+        trained = train(model, batch_of, losses_of, settings, seed=seed, directory=directory, until=step, watch=watch)
+        if trained.step != step:
+            raise CheckpointError(
+                f"{directory}: expected a checkpoint of step {step} or before, which has not been measured yet, "
+                f"got one of step {trained.step}; remove this folder to start the run again"
+            )
+        if str(step) not in found:
+            found[str(step)] = measure(step)
+            write_text(path, to_json(found))
+    assert trained is not None
+    return trained, found
