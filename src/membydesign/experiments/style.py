@@ -17,7 +17,7 @@ COLOURS = {
     "key_B": "#2a8a8a",
     "gated_deltanet": "#c44e2b",
     "mamba2": "#4d9c4d",
-    "rwkv7": "#b8860b",
+    "rwkv7": "#a6499a",
     "hyena": "#8c8c8c",
     "attention": "#222222",
 }
