@@ -48,20 +48,23 @@ class Mixture:
     def pool(self, examples: int, split: str, seed: int) -> Pool:
         """Make the examples of a split, such as "train", "validation" or "test".
 
-        Shares are equal; where they cannot be, the first kinds have one example more.
-
         Args:
             examples: of all kinds together.
             split: its name; splits share no random stream.
             seed: of the examples and of their order.
         """
-        check_whole("examples", examples, len(self.kinds))
+        shares = self.shares(examples)
         if not isinstance(split, str):
             raise ValueError(f"split: expected a name, got {split!r}")
         check_whole("seed", seed, 0)
-        share, more = divmod(examples, len(self.kinds))
-        parts = [_narrow(kind, share + (i < more), split, seed) for i, kind in enumerate(self.kinds)]
+        parts = [_narrow(kind, share, split, seed) for kind, share in zip(self.kinds, shares, strict=True)]
         return Pool(self, parts, split, seed)
+
+    def shares(self, examples: int) -> list[int]:
+        """How many of so many examples each kind has: as many as the others, the first ones perhaps one more."""
+        check_whole("examples", examples, len(self.kinds))
+        share, more = divmod(examples, len(self.kinds))
+        return [share + (i < more) for i in range(len(self.kinds))]
 
 
 def _narrow(kind: MQAR, examples: int, split: str, seed: int) -> Examples:

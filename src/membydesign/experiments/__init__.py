@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "collision": "membydesign.experiments.collision",
     "recall": "membydesign.experiments.recall",
     "crowding": "membydesign.experiments.crowding",
+    "mqar": "membydesign.experiments.mqar",
 }
 """Name of an experiment → the module that reproduces it."""
 

@@ -15,6 +15,11 @@ COLOURS = {
     "additive": "#9467bd",
     "key_A": "#d97c2b",
     "key_B": "#2a8a8a",
+    "gated_deltanet": "#c44e2b",
+    "mamba2": "#4d9c4d",
+    "rwkv7": "#a6499a",
+    "hyena": "#8c8c8c",
+    "attention": "#222222",
 }
 """One colour for one thing, in every figure; the paper's where it names one."""
 

@@ -1,0 +1,42 @@
+"""The MQAR experiment: recall with a shared vocabulary, of rewritten keys, and of keys that stand apart from values.
+
+Every model is trained with every learning rate of the variant's grid; the one with the best validation accuracy is
+tested. The paper: §4.2 and its appendix on the Zoology MQAR benchmark.
+"""
+
+from __future__ import annotations
+
+from membydesign.experiments.mqar_figures import plot
+from membydesign.experiments.mqar_results import compare, entries
+from membydesign.experiments.mqar_runs import work
+from membydesign.experiments.mqar_settings import PRESETS, VARIANTS, MQARConfig, Task
+from membydesign.experiments.mqar_tables import notes, tables
+from membydesign.experiments.record import Outcome
+from membydesign.experiments.workspace import Workspace
+from membydesign.training import Run, sweep
+from membydesign.training.sweep import METRICS
+
+__all__ = ["PRESETS", "TITLE", "VARIANTS", "MQARConfig", "Task", "plot", "run"]
+
+TITLE = "MQAR with a shared vocabulary: recall, rewrites and blocks"
+
+
+def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
+    """Train and test every arm of a variant; what was done before in the workspace is not done again."""
+    workspace = workspace or Workspace()
+    settings = list(config.runs())
+    waiting = [each for each in settings if not (workspace.runs / each.name / METRICS).exists()]
+    workspace.stage(f"training, {config.variant}")
+    workspace.total(len(waiting))
+    runs = [Run(each.name, each, work) for each in settings]
+    metrics = sweep(runs, workspace.runs, workers=workspace.workers, watch=workspace.watch)
+    workspace.stage("comparing")
+    found = entries([metrics[each.name] for each in settings])
+    comparisons, missing = compare(config.variant, found)
+    return Outcome(
+        config,
+        comparisons,
+        {"variant": config.variant, "share_of_paper": config.share_of_paper, "arms": found, "runs": metrics},
+        [*notes(config, found), *missing],
+        tables=tables(config, found),
+    )

@@ -1,0 +1,167 @@
+"""The models of MQAR: two sequence-mixer layers and a linear readout, with recurrent states of one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from membydesign.models import MemoryConfig, MemoryForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from membydesign.layers.base import LayerStateSize
+
+PAPER_STATE = 8192
+"""Numbers that a recurrent layer of the paper keeps, at width 128 with heads of 32."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model that is compared.
+
+    Attributes:
+        title: as figures and tables name it.
+        layer: the name of both its layers.
+        convolution: whether tokens reach their neighbours by a short convolution or a token shift.
+        recurrent: whether its state has one size for all lengths.
+        options: of the layer, besides those that follow from the width.
+    """
+
+    title: str
+    layer: str
+    convolution: bool
+    recurrent: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+ARMS = {
+    "bayesian_layer": Arm("Bayesian Layer", "bayesian_layer", convolution=False),
+    "gated_deltanet": Arm("Gated DeltaNet", "gated_deltanet", convolution=True),
+    "gated_deltanet_no_conv": Arm(
+        "Gated DeltaNet, no conv.", "gated_deltanet", convolution=False, options={"short_convolution": None}
+    ),
+    "mamba2": Arm("Mamba-2", "mamba2", convolution=True),
+    "mamba2_no_conv": Arm("Mamba-2, no conv.", "mamba2", convolution=False, options={"short_convolution": 1}),
+    "rwkv7": Arm("RWKV-7", "rwkv7", convolution=True),
+    "hyena": Arm("Hyena", "hyena", convolution=True, recurrent=False),
+    "attention": Arm("Attention", "attention", convolution=False, recurrent=False),
+}
+"""The models by name. Mamba-2 without its convolution has one of width 1, as in the paper, which only scales."""
+
+
+class MQARModel(nn.Module):
+    """A language model that is read at the queries alone.
+
+    Args:
+        language_model: two mixers, no MLPs.
+    """
+
+    def __init__(self, language_model: MemoryForCausalLM) -> None:
+        super().__init__()
+        self.language_model = language_model
+
+    def forward(self, input_ids: Tensor, queries: Tensor) -> Tensor:
+        """Logits at the positions `queries`, [B,D], of tokens [B,T]: [B,D,V].
+
+        Only queries have labels, and a head over all positions would take most of the time.
+        """
+        hidden = self.language_model.model(input_ids, use_cache=False).last_hidden_state
+        read = hidden.gather(1, queries[..., None].expand(-1, -1, hidden.shape[-1]))
+        return self.language_model.lm_head(read)
+
+    def state_size(self) -> LayerStateSize | None:
+        """Numbers that each layer keeps between two tokens; None if they grow with the sequence."""
+        return self.language_model.model.mixers()[0].state_size()
+
+
+def make_model(
+    arm: str,
+    width: int = 128,
+    head_dim: int = 32,
+    *,
+    vocab_size: int = 8192,
+    length: int = 128,
+    initializer_range: float = 0.1,
+    tied: bool = False,
+) -> MQARModel:
+    """The model of an arm, before training.
+
+    Args:
+        arm: a name of `ARMS`.
+        width: of the residual stream.
+        head_dim: rows of each head's memory; there are width/head_dim heads.
+        vocab_size: V.
+        length: of the longest sequence, over which Hyena spreads its filters.
+        initializer_range: the standard deviation of embeddings and linear maps.
+        tied: whether the readout shares the weights of the embedding.
+
+    Raises:
+        ValueError: also if a recurrent arm's state is not that of the others.
+    """
+    if arm not in ARMS:
+        raise ValueError(f"arm: expected one of {', '.join(ARMS)}, got {arm!r}")
+    if width % head_dim:
+        raise ValueError(f"width: expected a multiple of head_dim = {head_dim}, got {width}")
+    layer = ARMS[arm].layer
+    options = {**_sizes(layer, width, head_dim, length), **ARMS[arm].options}
+    config = MemoryConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=2,
+        layers=layer,
+        num_heads=width // head_dim,
+        head_dim=head_dim,
+        layer_options={layer: options},
+        intermediate_size=0,
+        initializer_range=initializer_range,
+        tie_word_embeddings=tied,
+    )
+    model = MQARModel(MemoryForCausalLM(config))
+    check_state(arm, model, width, head_dim)
+    return model
+
+
+def _sizes(layer: str, width: int, head_dim: int, length: int) -> dict[str, Any]:
+    """What gives a layer the state of the paper's table."""
+    match layer:
+        case "gated_deltanet" | "rwkv7":  # values twice as wide as keys
+            return {"value_dim": 2 * head_dim}
+        case "mamba2":  # an inner width of twice the width, in heads of one size
+            return {"num_heads": 2 * width // head_dim, "value_dim": head_dim}
+        case "hyena":
+            return {"max_length": length}
+        case _:
+            return {}
+
+
+def matched_state(width: int, head_dim: int) -> int:
+    """Numbers that every recurrent layer keeps: 8,192 at the paper's width 128 with heads of 32."""
+    return 2 * width * head_dim
+
+
+def check_state(arm: str, model: MQARModel, width: int, head_dim: int) -> None:
+    """Refuse a recurrent model whose layers keep more or less than those of the others, and a layer that grows."""
+    expected = matched_state(width, head_dim) if ARMS[arm].recurrent else None
+    for i, layer in enumerate(model.language_model.model.mixers()):
+        size = layer.state_size()
+        found = None if size is None else size.recurrent
+        if found != expected:
+            wanted = "one that grows with the sequence" if expected is None else f"{expected} numbers"
+            raise ValueError(
+                f"state of {arm}: expected {wanted} in each layer at width {width} with heads of {head_dim}, "
+                f"got {found} in layer {i}"
+            )
+
+
+def parameters(model: nn.Module) -> int:
+    """How many weights a model has."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def device(model: nn.Module) -> torch.device:
+    """Where a model is."""
+    return next(model.parameters()).device

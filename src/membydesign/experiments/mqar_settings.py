@@ -1,0 +1,193 @@
+"""Settings of the MQAR experiment: three variants, and three presets of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from membydesign.data.mqar_mixture import base_mixture, block_mixture, update_mixture
+from membydesign.experiments import mqar_paper as paper
+from membydesign.experiments.mqar_models import ARMS
+from membydesign.experiments.mqar_runs import MQARRun, steps_per_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from membydesign.data.mqar import MQAR
+    from membydesign.data.mqar_mixture import Mixture
+
+VARIANTS = ("base", "update", "block")
+
+_CONVOLUTION = ("gated_deltanet", "gated_deltanet_no_conv", "mamba2", "mamba2_no_conv")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one variant asks, and of whom.
+
+    Attributes:
+        kinds: of its examples.
+        learning_rates: the grid.
+        train_examples: of the pool.
+        arms: the models.
+        widths: of the models.
+    """
+
+    kinds: tuple[MQAR, ...]
+    learning_rates: tuple[float, ...]
+    train_examples: int
+    arms: tuple[str, ...] = ("bayesian_layer", *_CONVOLUTION)
+    widths: tuple[int, ...] = (paper.WIDTH,)
+
+    def __post_init__(self) -> None:
+        for arm in self.arms:
+            if arm not in ARMS:
+                raise ValueError(f"arms: expected names among {', '.join(ARMS)}, got {arm!r}")
+        for name in ("kinds", "learning_rates", "arms", "widths"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name}: expected at least one, and no two alike, got {values!r}")
+
+
+@dataclass(frozen=True)
+class MQARConfig:
+    """The paper's settings, where nothing else is said.
+
+    Attributes:
+        variant: which of the three is run.
+        base: Base-MQAR, at three widths.
+        update: Update-MQAR.
+        block: Block-MQAR.
+        epochs: visits of the pool.
+        batch_size: sequences of one step, all of one kind.
+        warmup: steps; None for a tenth of all.
+        head_dim: rows of each head's memory.
+        validation_examples: on which learning rates are chosen. The paper does not say how many; nor of the next.
+        test_examples: on which the chosen ones are compared.
+        curve_examples: the first of the validation examples, on which models are measured ten times during training.
+        initializer_range: standard deviation of the starting weights of embeddings and linear maps, of all models.
+        tied: whether the readout shares the weights of the embedding, in all models.
+        seeds: how many.
+    """
+
+    variant: str = "base"
+    base: Task = Task(
+        base_mixture().kinds,
+        paper.LEARNING_RATES["base"],
+        paper.TRAIN_EXAMPLES["base"],
+        tuple(ARMS),
+        widths=(64, 128, 256),
+    )
+    update: Task = Task(update_mixture().kinds, paper.LEARNING_RATES["update"], paper.TRAIN_EXAMPLES["update"])
+    block: Task = Task(block_mixture().kinds, paper.LEARNING_RATES["block"], paper.TRAIN_EXAMPLES["block"])
+    epochs: int = paper.EPOCHS
+    batch_size: int = paper.BATCH_SIZE
+    warmup: int | None = paper.WARMUP
+    head_dim: int = paper.HEAD_DIM
+    validation_examples: int = 4_800
+    test_examples: int = 9_600
+    curve_examples: int = 480
+    initializer_range: float = 0.1
+    tied: bool = False
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        for name in ("epochs", "batch_size", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)!r}")
+
+    @property
+    def task(self) -> Task:
+        """The variant that is run."""
+        return getattr(self, self.variant)
+
+    @property
+    def steps(self) -> int:
+        """Of each run."""
+        return self.epochs * steps_per_epoch(self.task.kinds, self.task.train_examples, self.batch_size)
+
+    @property
+    def share_of_paper(self) -> float:
+        """Examples seen in training, as a fraction of the paper's."""
+        ours = self.epochs * self.task.train_examples
+        return ours / (paper.EPOCHS * paper.TRAIN_EXAMPLES[self.variant])
+
+    def runs(self) -> Iterator[MQARRun]:
+        """Every arm at every width with every learning rate and seed."""
+        warmup = max(1, self.steps // 10) if self.warmup is None else self.warmup
+        for width in self.task.widths:
+            for arm in self.task.arms:
+                for learning_rate in self.task.learning_rates:
+                    for seed in range(self.seeds):
+                        yield MQARRun(
+                            variant=self.variant,
+                            arm=arm,
+                            kinds=self.task.kinds,
+                            learning_rate=learning_rate,
+                            width=width,
+                            head_dim=self.head_dim,
+                            seed=seed,
+                            train_examples=self.task.train_examples,
+                            validation_examples=self.validation_examples,
+                            test_examples=self.test_examples,
+                            curve_examples=self.curve_examples,
+                            epochs=self.epochs,
+                            batch_size=self.batch_size,
+                            warmup=warmup,
+                            initializer_range=self.initializer_range,
+                            tied=self.tied,
+                        )
+
+
+PAPER = MQARConfig()
+
+CPU = replace(
+    PAPER,
+    base=replace(
+        PAPER.base, train_examples=40_000, arms=("bayesian_layer", *_CONVOLUTION, "attention"), widths=(paper.WIDTH,)
+    ),
+    update=replace(PAPER.update, train_examples=40_000),
+    block=replace(PAPER.block, train_examples=40_000),
+    epochs=2,
+    batch_size=64,
+    warmup=None,
+    validation_examples=1_200,
+    test_examples=4_800,
+    curve_examples=240,
+)
+"""The paper's models, examples and grids, with a fraction of its training."""
+
+
+def _smoke(task: Task, mixture: Mixture, arms: tuple[str, ...], learning_rates: tuple[float, ...] = (1e-2,)) -> Task:
+    return replace(
+        task, kinds=mixture.kinds, learning_rates=learning_rates, train_examples=240, arms=arms, widths=(32,)
+    )
+
+
+SMOKE = replace(
+    PAPER,
+    base=_smoke(
+        PAPER.base,
+        base_mixture(((16, 2), (32, 4)), vocab_size=64),
+        ("bayesian_layer", "gated_deltanet"),
+        learning_rates=(3e-3, 1e-2),
+    ),
+    update=_smoke(
+        PAPER.update, update_mixture((32,), (4,), vocab_size=64), ("bayesian_layer", "gated_deltanet", "mamba2")
+    ),
+    block=_smoke(
+        PAPER.block, block_mixture(32, blocks=(1, 2), vocab_size=64), ("bayesian_layer", "gated_deltanet_no_conv")
+    ),
+    epochs=2,
+    batch_size=16,
+    warmup=None,
+    head_dim=8,
+    validation_examples=48,
+    test_examples=96,
+    curve_examples=24,
+)
+"""Shows that everything works, and means nothing else."""
+
+PRESETS = {"smoke": SMOKE, "cpu": CPU, "paper": PAPER}

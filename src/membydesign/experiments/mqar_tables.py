@@ -1,0 +1,177 @@
+"""The tables and notes of a report on MQAR, made from nothing but numbers that were found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from membydesign.experiments import mqar_paper as paper
+from membydesign.experiments.record import RecordTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from membydesign.experiments.mqar_results import Entry
+    from membydesign.experiments.mqar_settings import MQARConfig
+
+NOTHING = "—"
+ENOUGH = 100
+"""Queries that a number by rewrites is made of at least."""
+
+STILL_RISING = 1.0
+"""Points of validation accuracy over the last fifth of training, above which a model had not finished learning."""
+
+
+def tables(config: MQARConfig, found: Sequence[Entry]) -> list[RecordTable]:
+    """All tables of a variant."""
+    several = len(config.task.widths) > 1
+    names = [f"{entry['title']}, width {entry['width']}" if several else entry["title"] for entry in found]
+    made = [_by_pairs(names, found), _learning_rates(config, names, found), _sizes(names, found)]
+    if any(kind.updates for kind in config.task.kinds):
+        made.insert(1, _by_rewrites(config, names, found))
+    return made
+
+
+def _percent(measured: dict[str, float] | None) -> str:
+    return NOTHING if measured is None else f"{100 * measured['accuracy']:.1f}"
+
+
+def _by_pairs(names: Sequence[str], found: Sequence[Entry]) -> RecordTable:
+    tested = [entry for entry in found if entry["test"] is not None]
+    pairs = list(tested[0]["test"]["by_pairs"]) if tested else []
+    rows = []
+    for name, entry in zip(names, found, strict=True):
+        test = entry["test"] or {"by_pairs": dict.fromkeys(pairs), "cross_entropy": None}
+        loss = NOTHING if entry["test"] is None else f"{test['cross_entropy']:.3f}"
+        rows.append([name, *(_percent(test["by_pairs"][D]) for D in pairs), _percent(entry["test"]), loss])
+    note = ""
+    if tested and len(tested[0]["accuracy_by_seed"]) > 1:
+        spread = (f"{e['title']} {', '.join(f'{100 * x:.1f}' for x in e['accuracy_by_seed'])}" for e in tested)
+        note = f"Means over seeds. Of each seed: {'; '.join(spread)}."
+    headings = ["model", *(f"D = {D}" for D in pairs), "all queries", "cross-entropy (nats)"]
+    return RecordTable("Test accuracy by number of pairs D (%)", headings, rows, note)
+
+
+def _by_rewrites(config: MQARConfig, names: Sequence[str], found: Sequence[Entry]) -> RecordTable:
+    most = str(max(kind.pairs for kind in config.task.kinds))
+    tested = [entry["test"] for entry in found if entry["test"] is not None]
+    every = tested[0]["by_pairs"][most]["by_rewrites"] if tested else {}
+    counts = {n: measured["queries"] for n, measured in every.items() if measured["queries"] >= ENOUGH}
+    rows = []
+    for name, entry in zip(names, found, strict=True):
+        test: dict[str, Any] = entry["test"] or {"untouched": None, "updated": None}
+        times = {} if entry["test"] is None else test["by_pairs"][most]["by_rewrites"]
+        rows.append(
+            [name, _percent(test["untouched"]), _percent(test["updated"]), *(_percent(times.get(n)) for n in counts)]
+        )
+    asked = ", ".join(f"{n}: {queries:,}" for n, queries in counts.items())
+    headings = ["model", "all untouched keys", "all updated keys", *(f"D = {most}, rewrites: {n}" for n in counts)]
+    note = f"Queries at D = {most} by rewrites of their key, where there are {ENOUGH} or more: {asked}."
+    title = "Test accuracy of keys that were rewritten, and of those that were not (%)"
+    return RecordTable(title, headings, rows, note if counts else "")
+
+
+def _learning_rates(config: MQARConfig, names: Sequence[str], found: Sequence[Entry]) -> RecordTable:
+    rates = [f"{rate:g}" for rate in config.task.learning_rates]
+    rows = []
+    for name, entry in zip(names, found, strict=True):
+        cells = ["diverged" if entry["validation"][r] is None else _percent(entry["validation"][r]) for r in rates]
+        rate = entry["learning_rate"]
+        rows.append([name, *cells, NOTHING if rate is None else f"{rate:g}"])
+    note = f"Means over {config.seeds} seeds." if config.seeds > 1 else ""
+    return RecordTable("Validation accuracy by learning rate (%)", ["model", *rates, "chosen"], rows, note)
+
+
+def _sizes(names: Sequence[str], found: Sequence[Entry]) -> RecordTable:
+    headings = ["model", "weights", "mean", "covariance", "both", "convolution", "steps", "training tokens"]
+    rows = []
+    for name, entry in zip(names, found, strict=True):
+        size = entry["state"] or {}
+        state = [f"{size[key]:,}" if size else "grows" for key in ("mean", "covariance", "recurrent", "convolution")]
+        seconds = NOTHING if entry["seconds"] is None else f"{entry['seconds']:,.0f}"
+        cost = [f"{entry['steps']:,}", f"{entry['tokens']:,}", seconds, f"{entry['seconds_of_all']:,.0f}"]
+        rows.append([name, f"{entry['parameters']:,}", *state, *cost])
+    note = (
+        "Mean, covariance and convolution are numbers that one layer keeps between two tokens. Seconds of training, of "
+        "one run with the chosen learning rate and of all runs, on whatever else the machine was doing."
+    )
+    return RecordTable("Sizes and cost", [*headings, "seconds", "seconds of all runs"], rows, note)
+
+
+def notes(config: MQARConfig, found: Sequence[Entry]) -> list[str]:
+    """What a reader should know before believing the tables."""
+    made = [_budget(config), *_differences(config), *_unfinished(found), *_at_the_edge(config, found)]
+    lost = [f"{e['title']} at {rate}" for e in found for rate, seeds in e["diverged"].items() if seeds]
+    if lost:
+        made.append(f"Diverged, and not chosen: {'; '.join(lost)}.")
+    made.append(_choices(config))
+    return [*made, *paper.NOTES[config.variant]]
+
+
+def _budget(config: MQARConfig) -> str:
+    ours = config.epochs * config.task.train_examples
+    theirs = paper.EPOCHS * paper.TRAIN_EXAMPLES[config.variant]
+    seen = f"{config.epochs} epochs of {config.task.train_examples:,} sequences, in {config.steps:,} steps"
+    if ours >= theirs:
+        return f"Every model was trained as long as in the paper: {seen}."
+    return (
+        f"Every model saw {100 * ours / theirs:.2g} % of the paper's training: {seen}, instead of {paper.EPOCHS} "
+        f"epochs of {paper.TRAIN_EXAMPLES[config.variant]:,}. Where a model falls short of the paper, too little "
+        "training may be the reason, and orders may change with more of it."
+    )
+
+
+def _differences(config: MQARConfig) -> list[str]:
+    """Settings other than the paper's, in a sentence; none if there are none."""
+    vocabulary = config.task.kinds[0].vocab_size
+    warmup = "a tenth of the steps" if config.warmup is None else f"{config.warmup:,} steps"
+    pairs = {
+        f"batches of {config.batch_size}, not {paper.BATCH_SIZE}": config.batch_size != paper.BATCH_SIZE,
+        f"a warm-up of {warmup}, not {paper.WARMUP:,} steps": config.warmup != paper.WARMUP,
+        f"a vocabulary of {vocabulary:,}, not {paper.VOCABULARY:,}": vocabulary != paper.VOCABULARY,
+        f"heads of {config.head_dim}, not {paper.HEAD_DIM}": config.head_dim != paper.HEAD_DIM,
+        f"no model of width {paper.WIDTH}": paper.WIDTH not in config.task.widths,
+        f"learning rates {', '.join(f'{r:g}' for r in config.task.learning_rates)}": config.task.learning_rates
+        != paper.LEARNING_RATES[config.variant],
+    }
+    differ = [words for words, different in pairs.items() if different]
+    return [f"Unlike the paper: {'; '.join(differ)}."] if differ else []
+
+
+def _unfinished(found: Sequence[Entry]) -> list[str]:
+    rising = []
+    for entry in found:
+        curve = entry["curve"] or []
+        if len(curve) > 2:
+            points = 100 * (curve[-1]["accuracy"] - curve[-3]["accuracy"])
+            if points > STILL_RISING:
+                rising.append(f"{entry['title']} (width {entry['width']}, by {points:.1f} points)")
+    if not rising:
+        return []
+    return [f"Validation accuracy still rose over the last fifth of training: {'; '.join(rising)}."]
+
+
+def _at_the_edge(config: MQARConfig, found: Sequence[Entry]) -> list[str]:
+    rates = config.task.learning_rates
+    if len(rates) < 3:
+        return []
+    ends = {min(rates): "lowest", max(rates): "highest"}
+    there = [
+        f"{e['title']} (width {e['width']}, the {ends[e['learning_rate']]})"
+        for e in found
+        if e["learning_rate"] in ends and 100 * e["test"]["accuracy"] < paper.NEAR_PERFECT
+    ]
+    if not there:
+        return []
+    return [f"Chosen at an edge of the grid, so that a better learning rate may lie beyond: {'; '.join(there)}."]
+
+
+def _choices(config: MQARConfig) -> str:
+    readout = "shares the weights of the embedding" if config.tied else "has weights of its own"
+    repeated = "One run for each, as in the paper" if config.seeds == 1 else f"{config.seeds} seeds"
+    return (
+        f"{repeated}; learning rates were chosen on {config.validation_examples:,} validation sequences, and the "
+        f"tests are {config.test_examples:,} others. The paper says neither how many there are, nor how weights "
+        f"start: in all models, embeddings and linear maps start with standard deviation "
+        f"{config.initializer_range:g}, and the readout {readout}. Gradients are not clipped, since the paper mentions "
+        "no clipping for MQAR."
+    )
