@@ -11,7 +11,7 @@ from membydesign.data.mqar_mixture import Mixture, base_mixture, update_mixture
 from membydesign.experiments import mqar_models, mqar_runs
 from membydesign.experiments.mqar_models import ARMS, PAPER_STATE, Arm, make_model
 from membydesign.experiments.mqar_runs import Answers, MQARRun, answers, at_queries, losses, summary, work
-from membydesign.training import Run, sweep
+from membydesign.training import Run, Trained, stages, sweep
 
 KINDS = base_mixture(((16, 2), (32, 4)), vocab_size=64).kinds
 SMALL = (16, 8)
@@ -237,8 +237,9 @@ def test_weights_that_overflow_at_the_last_step_have_diverged(tmp_path, monkeypa
     def overflow(model, *args, **options):
         with torch.no_grad():
             model.language_model.lm_head.weight.fill_(float("inf"))
+        return Trained(options["until"], 0.0, 0.0)
 
-    monkeypatch.setattr(mqar_runs, "train", overflow)
+    monkeypatch.setattr(stages, "train", overflow)
     metrics = work(RUN, tmp_path, lambda _: None)
     assert metrics["diverged"] == 6
     assert "cross-entropy on validation examples" in metrics["why"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from membydesign.data.mqar_mixture import Mixture, Pool
 from membydesign.errors import FilterError
 from membydesign.experiments.mqar_models import MQARModel, device, make_model, parameters
 from membydesign.experiments.record import Provenance
-from membydesign.files import to_json, write_text
-from membydesign.training import Diverged, TrainSettings, train
+from membydesign.training import Diverged, TrainSettings, measured, train_in_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,9 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from membydesign.data.mqar import MQAR, Examples
-    from membydesign.training import Progress, Trained
+    from membydesign.training import Progress
 
-CURVE = "curve.json"
 AT_A_TIME = 64
 """Sequences of a batch in evaluation."""
 
@@ -256,9 +253,22 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
         "tokens": config.tokens,
         "diverged": None,
     }
-    curve = _Curve(directory / CURVE)
+
+    def accuracy(step: int) -> dict[str, float] | None:
+        return cell(_held_out(config, model, "validation", config.curve_examples, step))
+
     try:
-        trained = _trained(config, model, curve, directory, see)
+        trained, _ = train_in_stages(
+            model,
+            config.batch,
+            losses,
+            config.train,
+            milestones=config.milestones,
+            measure=accuracy,
+            seed=config.seed,
+            directory=directory,
+            watch=see,
+        )
         validation = _held_out(config, model, "validation", config.validation_examples, trained.step)
         test = _held_out(config, model, "test", config.test_examples, trained.step)
         found = {"steps": trained.step, "training_loss": trained.loss, "validation": cell(validation)}
@@ -270,25 +280,9 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
         step = error.step if isinstance(error, Diverged) else reached
         metrics |= {"steps": step, "diverged": step, "why": str(error), "validation": None, "test": None}
         seconds = time.perf_counter() - started
+    curve = [{"step": int(step), **point} for step, point in measured(directory).items()]
     commit = Provenance.now("mqar", config.name, seconds).commit
-    return {**metrics, "curve": curve.points(), "seconds": round(seconds, 1), "commit": commit}
-
-
-def _trained(
-    config: MQARRun, model: MQARModel, curve: _Curve, directory: Path, watch: Callable[[Progress], None]
-) -> Trained:
-    """Train to the end, and measure at every milestone that an earlier session has not passed."""
-    settings, trained = config.train, None
-    for step in config.milestones:
-        if step in curve and step < settings.steps:
-            continue
-        trained = train(
-            model, config.batch, losses, settings, seed=config.seed, directory=directory, until=step, watch=watch
-        )
-        if step not in curve:
-            curve.add(step, cell(_held_out(config, model, "validation", config.curve_examples, step)))
-    assert trained is not None
-    return trained
+    return {**metrics, "curve": curve, "seconds": round(seconds, 1), "commit": commit}
 
 
 def _held_out(config: MQARRun, model: MQARModel, split: str, examples: int, step: int) -> Answers:
@@ -303,21 +297,3 @@ def _held_out(config: MQARRun, model: MQARModel, split: str, examples: int, step
 def _finite(model: MQARModel) -> bool:
     """Whether weights are numbers, and not so large that their products overflow."""
     return all(bool(p.square().sum().isfinite()) for p in model.parameters())
-
-
-class _Curve:
-    """Accuracy at the milestones, kept in a file: a run that goes on from a checkpoint is past the earlier ones."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-    def __contains__(self, step: int) -> bool:
-        return str(step) in self.found
-
-    def add(self, step: int, measured: dict[str, float] | None) -> None:
-        self.found[str(step)] = measured
-        write_text(self.path, to_json(self.found))
-
-    def points(self) -> list[dict[str, Any]]:
-        return [{"step": int(step), **measured} for step, measured in self.found.items()]

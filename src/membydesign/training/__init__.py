@@ -3,7 +3,7 @@
 from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Diverged, Progress, Trained, train
 from membydesign.training.settings import TrainSettings
-from membydesign.training.stages import train_in_stages
+from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import Run, SweepError, sweep
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "SweepError",
     "TrainSettings",
     "Trained",
+    "measured",
     "sweep",
     "train",
     "train_in_stages",

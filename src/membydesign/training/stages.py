@@ -50,9 +50,7 @@ def train_in_stages(
     Returns:
         What the run came to, and what was measured, by step.
     """
-    path = directory / MEASURED
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    trained = None
+    found, trained = measured(directory), None
     for step in sorted({*milestones, settings.steps}):
         if str(step) in found and step < settings.steps:
             continue
@@ -64,6 +62,12 @@ def train_in_stages(
             )
         if str(step) not in found:
             found[str(step)] = measure(step)
-            write_text(path, to_json(found))
+            write_text(directory / MEASURED, to_json(found))
     assert trained is not None
     return trained, found
+
+
+def measured(directory: Path) -> dict[str, Any]:
+    """What a run has measured so far, by step, also if it was stopped or diverged."""
+    path = directory / MEASURED
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
