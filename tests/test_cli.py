@@ -12,7 +12,7 @@ runner = CliRunner()
 
 
 def mbd(*words: str, code: int = 0):
-    result = runner.invoke(app, list(words), env={"COLUMNS": "140", "TERM": "dumb"})
+    result = runner.invoke(app, list(words), env={"COLUMNS": "300", "TERM": "xterm"})
     assert result.exit_code == code, result.output
     return result
 
@@ -46,7 +46,7 @@ def test_zoo_describes_one_design():
     [
         (["zoo", "transformer"], "no design named 'transformer'"),
         (["zoo", "--latex"], "--latex needs the name of a design"),
-        (["reproduce", "everything"], "expected one of collision, got 'everything'"),
+        (["reproduce", "everything"], "expected one of collision, recall, crowding, mqar, got 'everything'"),
         (["reproduce", "collision", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper"),
         (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no randomness"),
         (["zoo", "[/foo]"], "no design named '[/foo]'"),

@@ -25,7 +25,7 @@ TINY = ("--size", "1,2,40,8", "--rounds", "1")
 
 
 def mbd(*words: str, code: int = 0):
-    result = CliRunner().invoke(app, ["bench", *words], env={"COLUMNS": "140", "TERM": "dumb"})
+    result = CliRunner().invoke(app, ["bench", *words], env={"COLUMNS": "140", "TERM": "xterm"})
     assert result.exit_code == code, result.output
     return result
 
@@ -221,7 +221,7 @@ def test_tables_and_files(tmp_path):
 
 def test_without_transformers_ours_stands_alone(monkeypatch):
     monkeypatch.setattr(page, "transformers_version", lambda: None)
-    monkeypatch.setattr(works, "_transformers", lambda model, function: None)
+    monkeypatch.setattr(works, "transformers_function", lambda model, function: None)
     result = mbd("--only", "speed", *TINY)
     assert result.stderr.count("Transformers is not installed") == 1
     assert "decode: Bayesian Layer\n" in result.stdout
@@ -231,7 +231,7 @@ def test_without_transformers_ours_stands_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed,everything"], "--only: expected some of speed, models, transitions, growth, memory, rate"),
+        (["--only", "speed,everything"], "--only: expected some of speed, models, steps, transitions, growth"),
         (["--size", "1,2"], "--size: expected four whole numbers B,H,T,D such as 1,4,2048,64, got '1,2'"),
         (["--size", "1,2,0,8"], "--size: expected numbers of at least 1, got '1,2,0,8'"),
         (

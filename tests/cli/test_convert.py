@@ -12,7 +12,7 @@ from membydesign.models import MemoryForCausalLM, load_fla
 
 
 def mbd(*words: object, code: int = 0):
-    result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "140", "TERM": "dumb"})
+    result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "140", "TERM": "xterm"})
     assert result.exit_code == code, result.output
     return result
 

@@ -19,7 +19,7 @@ LETTERS = "\n !,.:?abcdefghijklmnopqrstuvwxyzTOS"
 
 
 def mbd(*words: object, code: int = 0, **more):
-    result = CliRunner().invoke(app, ["generate", *map(str, words)], env={"COLUMNS": "140", "TERM": "dumb"}, **more)
+    result = CliRunner().invoke(app, ["generate", *map(str, words)], env={"COLUMNS": "140", "TERM": "xterm"}, **more)
     assert result.exit_code == code, result.output
     return result
 

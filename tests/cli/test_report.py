@@ -10,7 +10,7 @@ from membydesign.cli.app import app
 
 
 def mbd(*words: object, code: int = 0):
-    result = CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "140", "TERM": "dumb"})
+    result = CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "300", "TERM": "xterm"})
     assert result.exit_code == code, result.output
     return result
 

@@ -24,7 +24,7 @@ from membydesign.cli.convert import convert
 from membydesign.cli.generate import generate
 from membydesign.cli.report import report
 from membydesign.cli.reproduce import reproduce
-from membydesign.cli.say import AsJson, fail
+from membydesign.cli.say import AsJson, console, fail
 from membydesign.design import catalogue, state_formula
 from membydesign.experiments import record
 from membydesign.files import to_json
@@ -35,7 +35,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-console = Console()
 
 app.command()(convert)
 app.command()(generate)
@@ -88,7 +87,7 @@ def zoo(
         parts = (type(part).__name__ for part in (design.transition, design.write, design.covariance))
         table.add_row(name, *parts, design.exactness, state_formula(design))
     table.caption = "D key size, M value size.  mbd zoo NAME shows the equations of one."
-    console.print(table)
+    console().print(table)
 
 
 def _facts(name: str) -> dict[str, Any]:
@@ -172,16 +171,16 @@ def bench(
         print(to_json(results.as_dict()), end="")
         return
     for title, each in results.pages():
-        console.print(f"[bold underline]{escape(title)}[/]\n")
+        console().print(f"[bold underline]{escape(title)}[/]\n")
         for name, lines in each.groups.items():
-            console.print(f"[bold]{escape(name)}[/bold]", highlight=False)
+            console().print(f"[bold]{escape(name)}[/bold]", highlight=False)
             table = Table(box=None, pad_edge=False)
             for heading in each.headings:
                 table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
             for cells in lines:
                 table.add_row(*cells)
-            console.print(table, "")
-    console.print(results.machine(), highlight=False)
+            console().print(table, "")
+    console().print(results.machine(), highlight=False)
 
 
 if __name__ == "__main__":

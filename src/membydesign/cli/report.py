@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from membydesign.cli.say import AsJson, fail
+from membydesign.cli.say import AsJson, console, fail
 from membydesign.experiments import page, record
 from membydesign.experiments.page_html import html
 from membydesign.experiments.page_markdown import markdown
@@ -19,8 +19,6 @@ from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-console = Console()
 
 
 def report(
@@ -51,9 +49,9 @@ def report(
             _print(directory, each)
     else:
         for directory, each in records.items():
-            console.print(f"{escape(str(directory))}: ", verdict_line(each.comparisons), sep="", soft_wrap=True)
+            console().print(f"{escape(str(directory))}: ", verdict_line(each.comparisons), sep="", soft_wrap=True)
         for name in ("report.md", "report.html"):
-            console.print(f"  {escape(str(out / name))}", highlight=False, soft_wrap=True)
+            console().print(f"  {escape(str(out / name))}", highlight=False, soft_wrap=True)
     for path in missing:
         Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] no figure {escape(str(path))}", highlight=False)
     if missing:
@@ -82,11 +80,11 @@ def _write(out: Path, results: Path, records: dict[Path, record.Record]) -> list
 
 def _print(directory: Path, each: record.Record) -> None:
     made = each.provenance
-    console.rule(f"[bold]{escape(str(directory))}", align="left")
+    console().rule(f"[bold]{escape(str(directory))}", align="left")
     command = f"{made.command}   (preset {made.preset}, commit {made.commit[:12]})"
-    console.print(escape(command), highlight=False)
-    console.print(comparison_table(each.comparisons))
-    console.print(verdict_line(each.comparisons), end="\n\n")
+    console().print(escape(command), highlight=False)
+    console().print(comparison_table(each.comparisons))
+    console().print(verdict_line(each.comparisons), end="\n\n")
 
 
 def verdict_line(comparisons: Sequence[record.Check]) -> str:

@@ -14,15 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from membydesign.cli.report import comparison_table, verdict_line
-from membydesign.cli.say import AsJson, fail, need_training
+from membydesign.cli.say import AsJson, console, fail, need_training
 from membydesign.experiments import EXACT, EXPERIMENTS, load, record
 from membydesign.experiments.workspace import Workspace
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
     from membydesign import training
-
-console = Console()
 
 
 def reproduce(
@@ -170,9 +168,9 @@ def _show(directory: Path, preset: str, as_json: bool) -> None:
     if as_json:
         print((directory / "metrics.json").read_text(encoding="utf-8"), end="")
     else:
-        console.print(comparison_table(comparisons))
-        console.print(verdict_line(comparisons))
+        console().print(comparison_table(comparisons))
+        console().print(verdict_line(comparisons))
         for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
-            console.print(f"  {path}", highlight=False, soft_wrap=True)
+            console().print(f"  {path}", highlight=False, soft_wrap=True)
     if preset != "smoke" and not all(c.agrees for c in comparisons):
         raise typer.Exit(1)

@@ -18,6 +18,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines, a
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
+def console() -> Console:
+    """Standard output, as wide as it is now."""
+    return Console()
+
+
 def fail(message: str) -> typer.Exit:
     """Say what is wrong and what to do, on standard error; exit code 2."""
     Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] {escape(message)}", highlight=False)

@@ -37,13 +37,13 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
 def line(arm: str) -> dict[str, Any]:
     """How an arm is drawn: the colour of its layer, dashed and hollow if its convolution was taken away."""
     layer = ARMS[arm].layer
-    bayesian = layer == "bayesian_layer"
+    bayesian, rotating = layer.startswith("bayesian_layer"), layer == "bayesian_layer_rotating"
     twin = not ARMS[arm].convolution and arm != layer
     return {
         "color": COLOURS["bayesian" if bayesian else layer],
-        "ls": (0, (4, 2)) if twin else "-",
+        "ls": (0, (4, 2)) if twin else (0, (1, 1)) if rotating else "-",
         "lw": 2.4 if bayesian else 1.4,
-        "marker": "o",
+        "marker": "D" if rotating else "o",
         "ms": 5 if bayesian else 4,
         "mfc": "white" if twin else None,
         "zorder": 5 if bayesian else 3,

@@ -40,6 +40,7 @@ class Arm:
 
 ARMS = {
     "bayesian_layer": Arm("Bayesian Layer", "bayesian_layer", convolution=False),
+    "bayesian_layer_rotating": Arm("Bayesian Layer, rotating", "bayesian_layer_rotating", convolution=False),
     "gated_deltanet": Arm("Gated DeltaNet", "gated_deltanet", convolution=True),
     "gated_deltanet_no_conv": Arm(
         "Gated DeltaNet, no conv.", "gated_deltanet", convolution=False, options={"short_convolution": None}
@@ -85,8 +86,8 @@ def make_model(
     *,
     vocab_size: int = 8192,
     length: int = 128,
-    initializer_range: float = 0.1,
-    tied: bool = False,
+    initializer_range: float = 0.02,
+    tied: bool = True,
 ) -> MQARModel:
     """The model of an arm, before training.
 

@@ -69,8 +69,8 @@ class MQARRun:
     epochs: int = 40
     batch_size: int = 256
     warmup: int = 1024
-    initializer_range: float = 0.1
-    tied: bool = False
+    initializer_range: float = 0.02
+    tied: bool = True
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VARIANTS = ("base", "update", "block")
 
+_BAYESIAN = ("bayesian_layer", "bayesian_layer_rotating")
 _CONVOLUTION = ("gated_deltanet", "gated_deltanet_no_conv", "mamba2", "mamba2_no_conv")
 
 
@@ -36,7 +37,7 @@ class Task:
     kinds: tuple[MQAR, ...]
     learning_rates: tuple[float, ...]
     train_examples: int
-    arms: tuple[str, ...] = ("bayesian_layer", *_CONVOLUTION)
+    arms: tuple[str, ...] = (*_BAYESIAN, *_CONVOLUTION)
     widths: tuple[int, ...] = (paper.WIDTH,)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class MQARConfig:
         test_examples: on which the chosen ones are compared.
         curve_examples: the first of the validation examples, on which models are measured ten times during training.
         initializer_range: standard deviation of the starting weights of embeddings and linear maps, of all models.
-        tied: whether the readout shares the weights of the embedding, in all models.
+        tied: whether the readout shares the weights of the embedding, in all models, as in Zoology.
         seeds: how many.
     """
 
@@ -87,8 +88,8 @@ class MQARConfig:
     validation_examples: int = 4_800
     test_examples: int = 9_600
     curve_examples: int = 480
-    initializer_range: float = 0.1
-    tied: bool = False
+    initializer_range: float = 0.02
+    tied: bool = True
     seeds: int = 1
 
     def __post_init__(self) -> None:
@@ -146,7 +147,7 @@ PAPER = MQARConfig()
 CPU = replace(
     PAPER,
     base=replace(
-        PAPER.base, train_examples=40_000, arms=("bayesian_layer", *_CONVOLUTION, "attention"), widths=(paper.WIDTH,)
+        PAPER.base, train_examples=40_000, arms=(*_BAYESIAN, *_CONVOLUTION, "attention"), widths=(paper.WIDTH,)
     ),
     update=replace(PAPER.update, train_examples=40_000),
     block=replace(PAPER.block, train_examples=40_000),
