@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from membydesign.experiments.addressed import COMPARED, UPDATES
 from membydesign.experiments.addressed_runs import work
 from membydesign.experiments.record import RecordTable
-from membydesign.training import Run, sweep
+from membydesign.training import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from membydesign.experiments.addressed_runs import AddressedRun
+    from membydesign.experiments.crowding import CrowdingConfig
+    from membydesign.experiments.recall import RecallConfig
     from membydesign.experiments.workspace import Workspace
-    from membydesign.training import TrainSettings
 
 
 SHORT = 1000
@@ -54,9 +55,21 @@ class Choice:
         """The update that it is an alternative to: the longest name that its own begins with."""
         return max((update for update in COMPARED if self.update.startswith(update)), key=len)
 
-    def training(self, settings: TrainSettings) -> TrainSettings:
-        """Its own settings, from those of the defaults."""
-        return settings if self.steps is None else replace(settings, steps=min(self.steps, settings.steps))
+    def of_seeds(self, config: RecallConfig | CrowdingConfig) -> Iterator[dict[str, Any]]:
+        """What all runs of an experiment are told, for every seed of this choice."""
+        train = config.train
+        if self.steps is not None:
+            train = replace(train, steps=min(self.steps, train.steps))
+        for seed in range(min(config.seeds, self.seeds)):
+            yield {
+                "update": self.update,
+                "seed": seed,
+                "train": train,
+                "query_writes": self.query_writes,
+                "milestones": tuple(step for step in config.milestones if step < train.steps),
+                "test_examples": config.test_examples,
+                "task": config.task,
+            }
 
 
 OPEN = (
@@ -151,7 +164,5 @@ def run_all(runs: Mapping[str, Sequence[AddressedRun[Any]]], workspace: Workspac
     """
     by_seed = sorted((config for configs in runs.values() for config in configs), key=lambda config: config.seed)
     workspace.stage("training")
-    workspace.total(sum(not (workspace.runs / config.name / "metrics.json").exists() for config in by_seed))
-    every = [Run(config.name, config, work) for config in by_seed]
-    found = sweep(every, workspace.runs, workers=workspace.workers, watch=workspace.watch)
+    found = workspace.sweep([Run(config.name, config, work) for config in by_seed])
     return Results(found, {key: [found[config.name] for config in configs] for key, configs in runs.items()})

@@ -59,20 +59,8 @@ class CrowdingConfig:
 
     def runs(self, choice: Choice) -> list[CrowdingRun]:
         """One for each seed."""
-        train = choice.training(self.train)
         return [
-            CrowdingRun(
-                choice.update,
-                seed,
-                train,
-                query_writes=choice.query_writes,
-                milestones=tuple(step for step in self.milestones if step < train.steps),
-                test_examples=self.test_examples,
-                task=self.task,
-                writes=self.writes,
-                test_writes=self.test_writes,
-            )
-            for seed in range(min(self.seeds, choice.seeds))
+            CrowdingRun(**shared, writes=self.writes, test_writes=self.test_writes) for shared in choice.of_seeds(self)
         ]
 
     @property

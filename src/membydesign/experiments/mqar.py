@@ -13,8 +13,7 @@ from membydesign.experiments.mqar_settings import PRESETS, VARIANTS, MQARConfig,
 from membydesign.experiments.mqar_tables import notes, tables
 from membydesign.experiments.record import Outcome
 from membydesign.experiments.workspace import Workspace
-from membydesign.training import Run, sweep
-from membydesign.training.sweep import METRICS
+from membydesign.training import Run
 
 __all__ = ["PRESETS", "TITLE", "VARIANTS", "MQARConfig", "Task", "plot", "run"]
 
@@ -25,11 +24,8 @@ def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
     """Train and test every arm of a variant; what was done before in the workspace is not done again."""
     workspace = workspace or Workspace()
     settings = list(config.runs())
-    waiting = [each for each in settings if not (workspace.runs / each.name / METRICS).exists()]
     workspace.stage(f"training, {config.variant}")
-    workspace.total(len(waiting))
-    runs = [Run(each.name, each, work) for each in settings]
-    metrics = sweep(runs, workspace.runs, workers=workspace.workers, watch=workspace.watch)
+    metrics = workspace.sweep([Run(each.name, each, work) for each in settings])
     workspace.stage("comparing")
     found = entries([metrics[each.name] for each in settings])
     comparisons, missing = compare(config.variant, found)

@@ -74,20 +74,9 @@ class RecallConfig:
 
     def runs(self, choice: Choice) -> list[RecallRun]:
         """One for each seed."""
-        train = choice.training(self.train)
         return [
-            RecallRun(
-                choice.update,
-                seed,
-                train,
-                query_writes=choice.query_writes,
-                milestones=tuple(step for step in self.milestones if step < train.steps),
-                test_examples=self.test_examples,
-                task=self.task,
-                test_distractor_writes=self.test_distractor_writes,
-                test_overlaps=self.test_overlaps,
-            )
-            for seed in range(min(self.seeds, choice.seeds))
+            RecallRun(**shared, test_distractor_writes=self.test_distractor_writes, test_overlaps=self.test_overlaps)
+            for shared in choice.of_seeds(self)
         ]
 
 

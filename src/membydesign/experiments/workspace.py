@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from membydesign.training import Progress
+    from membydesign.training import Progress, Run
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,10 @@ class Workspace:
     def runs(self) -> Path:
         """The folder of training runs."""
         return self.directory / "runs"
+
+    def sweep(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+        """Do the training runs that are not done yet; returns the metrics of all, by name."""
+        from membydesign.training import METRICS, sweep
+
+        self.total(sum(not (self.runs / run.name / METRICS).exists() for run in runs))
+        return sweep(runs, self.runs, workers=self.workers, watch=self.watch)

@@ -4,9 +4,10 @@ from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Diverged, Progress, Trained, train
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
-from membydesign.training.sweep import Run, SweepError, sweep
+from membydesign.training.sweep import METRICS, Run, SweepError, sweep
 
 __all__ = [
+    "METRICS",
     "CheckpointError",
     "Diverged",
     "Progress",
