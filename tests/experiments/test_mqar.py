@@ -7,7 +7,7 @@ import pytest
 from membydesign.experiments import load, mqar, record
 from membydesign.experiments import mqar_paper as paper
 from membydesign.experiments.mqar_models import ARMS
-from membydesign.experiments.mqar_results import choose, compare, entries, mean
+from membydesign.experiments.mqar_results import choose, compare, entries, learning_rates, mean
 from membydesign.experiments.mqar_settings import CPU, PAPER, SMOKE, VARIANTS, MQARConfig
 from membydesign.experiments.mqar_tables import notes, tables
 from membydesign.experiments.workspace import Workspace
@@ -37,6 +37,38 @@ def test_smoke_from_end_to_end(variant, tmp_path):
     again = mqar.run(config, Workspace(tmp_path, watch=lambda name, now: seen.append("again"), total=totals.append))
     assert again.metrics == outcome.metrics
     assert (totals[1:], "again" in seen) == ([0], False)
+
+
+def test_learning_rates_are_probed_and_the_best_trained_in_full(tmp_path):
+    config = replace(SMOKE, probe=0.5, base=replace(SMOKE.base, arms=("bayesian_layer",)))
+    totals = []
+    outcome = mqar.run(config, Workspace(tmp_path, total=totals.append))
+    probes = [run.name for run in config.runs()]
+    runs, (entry,) = outcome.metrics["runs"], outcome.metrics["arms"]
+    accuracy = {name: runs[name]["validation"]["accuracy"] for name in probes}
+    assert totals == [2, 1]
+    assert [runs[name]["steps"] for name in probes] == [config.steps // 2] * 2
+    assert all(runs[name]["test"] is None for name in probes)
+    best = runs[max(probes, key=lambda name: accuracy[name])]["learning_rate"]
+    (full,) = config.chosen_runs({("bayesian_layer", 32): best})
+    assert set(runs) == {*probes, full.name}
+    assert (entry["learning_rate"], entry["steps"]) == (best, config.steps)
+    assert entry["test"] == runs[full.name]["test"]
+    assert [cell["accuracy"] for cell in entry["validation"].values()] == list(accuracy.values())
+    assert entry["seconds_of_all"] == pytest.approx(sum(run["seconds"] for run in runs.values()))
+    (table,) = (t for t in outcome.tables if t.title.startswith("Validation accuracy"))
+    assert f"a training of {config.steps // 2} steps with a schedule of its own" in table.note
+    assert any("learning rates compared after 50 % of the training" in note for note in outcome.notes)
+
+
+def test_a_probe_that_misleads_is_shown_as_diverged():
+    probes = [made_up(0.2, rate=1e-3), made_up(0.3, rate=1e-2)]
+    assert learning_rates(probes) == {("bayesian_layer", 128): 1e-2}
+    (entry,) = entries(probes, [made_up(0.9, rate=1e-2, diverged=70)])
+    assert (entry["learning_rate"], entry["test"]) == (None, None)
+    assert entry["diverged"] == {"0.001": 0, "0.01": 1}
+    config = replace(CPU, base=replace(CPU.base, learning_rates=(1e-3, 1e-2)))
+    assert any("Diverged, and not chosen: Bayesian Layer at 0.01" in note for note in notes(config, [entry]))
 
 
 def test_it_is_registered():
@@ -70,7 +102,7 @@ def test_cpu_differs_from_the_paper_in_training_alone():
         assert 128 in ours.widths
         config = replace(CPU, variant=variant)
         assert config.share_of_paper < 1
-        assert {run.warmup for run in config.runs()} == {config.steps // 10}
+        assert {run.warmup for run in config.runs()} == {round(config.probe * config.steps / 10)}
 
 
 def test_seeds_are_runs_of_their_own():
@@ -85,6 +117,7 @@ def test_seeds_are_runs_of_their_own():
         ({"variant": "blocks"}, "variant: expected one of base, update, block, got 'blocks'"),
         ({"seeds": 0}, "seeds: expected at least 1, got 0"),
         ({"epochs": 0}, "epochs: expected at least 1, got 0"),
+        ({"probe": 0}, "probe: expected a share of the training, above 0 and at most 1, got 0"),
     ],
 )
 def test_bad_settings_are_named(bad, message):
@@ -128,7 +161,8 @@ def made_up(validation, *, loss=1.0, test=0.5, arm="bayesian_layer", width=128, 
 def test_validation_chooses_and_the_test_does_not():
     rates = {1e-4: [made_up(0.6, test=0.9)], 1e-3: [made_up(0.7, test=0.1)], 1e-2: [made_up(0.5, test=0.99)]}
     assert choose(rates) == 1e-3
-    found = entries([{**run, "learning_rate": rate} for rate, runs in rates.items() for run in runs])
+    every = [{**run, "learning_rate": rate} for rate, runs in rates.items() for run in runs]
+    found = entries(every, every)
     assert [(e["learning_rate"], e["test"]["accuracy"]) for e in found] == [(1e-3, 0.1)]
     assert {rate: cell["accuracy"] for rate, cell in found[0]["validation"].items()} == {
         "0.0001": 0.6,
@@ -152,7 +186,8 @@ def test_what_diverged_is_not_chosen():
 
 
 def test_means_are_over_seeds():
-    found = entries([made_up(0.5, test=0.4, seed=0), made_up(0.7, test=0.8, seed=1)])
+    runs = [made_up(0.5, test=0.4, seed=0), made_up(0.7, test=0.8, seed=1)]
+    found = entries(runs, runs)
     assert found[0]["test"]["accuracy"] == pytest.approx(0.6)
     assert found[0]["accuracy_by_seed"] == [0.4, 0.8]
     assert found[0]["curve"][0] == {"step": 10, "accuracy": pytest.approx(0.6), "cross_entropy": 1.0, "queries": 100}
@@ -160,7 +195,8 @@ def test_means_are_over_seeds():
 
 
 def accuracies(**arms):
-    return entries([made_up(0.5, arm=arm, test=x) for arm, x in arms.items()])
+    runs = [made_up(0.5, arm=arm, test=x) for arm, x in arms.items()]
+    return entries(runs, runs)
 
 
 def test_claims_of_update():
@@ -182,8 +218,8 @@ def test_claims_of_base():
     assert [check.agrees for check in lost] == [False, False]
     alone, _ = compare("base", accuracies(bayesian_layer=0.995))
     assert len(alone) == 1
-    widths = entries([made_up(0.5, width=64, test=0.9), made_up(0.5, width=256, test=0.995)])
-    checks, _ = compare("base", widths)
+    runs = [made_up(0.5, width=64, test=0.9), made_up(0.5, width=256, test=0.995)]
+    checks, _ = compare("base", entries(runs, runs))
     assert [(check.agrees, round(check.as_dict()["ours"], 6)) for check in checks] == [(True, 99.5), (True, 9.5)]
     nothing, missing = compare("base", accuracies(attention=1.0))
     assert (nothing, len(missing)) == ([], 1)
@@ -206,7 +242,7 @@ def test_an_arm_that_always_diverges_is_shown_as_such(variant, tmp_path):
         for arm, x in arms.items()
         for rate in config.task.learning_rates
     ]
-    found = entries(runs)
+    found = entries(runs, runs)
     made = {table.title: table for table in tables(config, found)}
     rates = next(row for row in made["Validation accuracy by learning rate (%)"].rows if "no conv." in str(row[0]))
     assert list(rates[1:]) == ["diverged"] * len(config.task.learning_rates) + ["—"]

@@ -125,7 +125,7 @@ def test_a_batch_can_be_split_among_processes():
 def test_steps_and_tokens_are_those_of_the_pool():
     run = replace(RUN, train_examples=75)
     pool = Mixture(KINDS).pool(75, "train", 0)
-    assert run.steps_per_epoch == pool.steps_per_epoch(8)
+    assert run.steps == run.epochs * pool.steps_per_epoch(8)
     assert run.train.steps == 3 * 8
     batches = [pool.batch(step, 8) for step in range(run.train.steps)]
     assert run.tokens == sum(batch.input_ids.numel() for batch in batches)

@@ -11,7 +11,7 @@ from membydesign.experiments.mqar_models import ARMS
 from membydesign.experiments.mqar_runs import MQARRun, steps_per_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from membydesign.data.mqar import MQAR
     from membydesign.data.mqar_mixture import Mixture
@@ -60,6 +60,8 @@ class MQARConfig:
         update: Update-MQAR.
         block: Block-MQAR.
         epochs: visits of the pool.
+        probe: the share of the training after which learning rates are compared. With 1 each is trained in full, as in
+            the paper; with less, only the best one is, from the start.
         batch_size: sequences of one step, all of one kind.
         warmup: steps; None for a tenth of all.
         head_dim: rows of each head's memory.
@@ -82,6 +84,7 @@ class MQARConfig:
     update: Task = Task(update_mixture().kinds, paper.LEARNING_RATES["update"], paper.TRAIN_EXAMPLES["update"])
     block: Task = Task(block_mixture().kinds, paper.LEARNING_RATES["block"], paper.TRAIN_EXAMPLES["block"])
     epochs: int = paper.EPOCHS
+    probe: float = 1.0
     batch_size: int = paper.BATCH_SIZE
     warmup: int | None = paper.WARMUP
     head_dim: int = paper.HEAD_DIM
@@ -98,6 +101,8 @@ class MQARConfig:
         for name in ("epochs", "batch_size", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)!r}")
+        if not 0 < self.probe <= 1:
+            raise ValueError(f"probe: expected a share of the training, above 0 and at most 1, got {self.probe!r}")
 
     @property
     def task(self) -> Task:
@@ -116,30 +121,39 @@ class MQARConfig:
         return ours / (paper.EPOCHS * paper.TRAIN_EXAMPLES[self.variant])
 
     def runs(self) -> Iterator[MQARRun]:
-        """Every arm at every width with every learning rate and seed."""
-        warmup = max(1, self.steps // 10) if self.warmup is None else self.warmup
+        """Every arm at every width with every learning rate and seed, as long as it takes to compare learning rates."""
         for width in self.task.widths:
             for arm in self.task.arms:
                 for learning_rate in self.task.learning_rates:
-                    for seed in range(self.seeds):
-                        yield MQARRun(
-                            variant=self.variant,
-                            arm=arm,
-                            kinds=self.task.kinds,
-                            learning_rate=learning_rate,
-                            width=width,
-                            head_dim=self.head_dim,
-                            seed=seed,
-                            train_examples=self.task.train_examples,
-                            validation_examples=self.validation_examples,
-                            test_examples=self.test_examples,
-                            curve_examples=self.curve_examples,
-                            epochs=self.epochs,
-                            batch_size=self.batch_size,
-                            warmup=warmup,
-                            initializer_range=self.initializer_range,
-                            tied=self.tied,
-                        )
+                    yield from self._seeds(arm, width, learning_rate, self.probe)
+
+    def chosen_runs(self, chosen: Mapping[tuple[str, int], float | None]) -> Iterator[MQARRun]:
+        """Every arm and width with its chosen learning rate, in full; none where all of them diverged."""
+        for (arm, width), learning_rate in chosen.items():
+            if learning_rate is not None:
+                yield from self._seeds(arm, width, learning_rate, 1.0)
+
+    def _seeds(self, arm: str, width: int, learning_rate: float, share: float) -> Iterator[MQARRun]:
+        for seed in range(self.seeds):
+            yield MQARRun(
+                variant=self.variant,
+                arm=arm,
+                kinds=self.task.kinds,
+                learning_rate=learning_rate,
+                width=width,
+                head_dim=self.head_dim,
+                seed=seed,
+                train_examples=self.task.train_examples,
+                validation_examples=self.validation_examples,
+                test_examples=self.test_examples,
+                curve_examples=self.curve_examples,
+                epochs=self.epochs,
+                share=share,
+                batch_size=self.batch_size,
+                warmup=max(1, round(share * self.steps / 10)) if self.warmup is None else self.warmup,
+                initializer_range=self.initializer_range,
+                tied=self.tied,
+            )
 
 
 PAPER = MQARConfig()
