@@ -1,24 +1,22 @@
 """The MQAR experiment: recall with a shared vocabulary, of rewritten keys, and of keys that stand apart from values.
 
-Every model is trained with every learning rate of the variant's grid, in full or for a share of the training; the one
-with the best validation accuracy is tested. The paper: §4.2 and its appendix on the Zoology MQAR benchmark.
+Every model is trained with the learning rates of the variant's grid; the one with the best validation accuracy counts.
+The paper: §4.2 and its appendix on the Zoology MQAR benchmark.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from membydesign.experiments import mqar_paper as paper
 from membydesign.experiments.mqar_figures import plot
-from membydesign.experiments.mqar_results import compare, entries, learning_rates
+from membydesign.experiments.mqar_results import by_learning_rate, choose, compare, converged, entries, mean
 from membydesign.experiments.mqar_runs import work
 from membydesign.experiments.mqar_settings import PRESETS, VARIANTS, MQARConfig, Task
 from membydesign.experiments.mqar_tables import notes, tables
 from membydesign.experiments.record import Outcome
 from membydesign.experiments.workspace import Workspace
 from membydesign.training import Run
-
-if TYPE_CHECKING:
-    from membydesign.experiments.mqar_runs import MQARRun
 
 __all__ = ["PRESETS", "TITLE", "VARIANTS", "MQARConfig", "Task", "plot", "run"]
 
@@ -28,16 +26,10 @@ TITLE = "MQAR with a shared vocabulary: recall, rewrites and blocks"
 def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
     """Train and test every arm of a variant; what was done before in the workspace is not done again."""
     workspace = workspace or Workspace()
-    every = list(config.runs())
-    workspace.stage(f"training, {config.variant}" if config.probe == 1 else f"learning rates, {config.variant}")
-    metrics = _sweep(every, workspace)
-    compared = [metrics[each.name] for each in every]
-    in_full = list(config.chosen_runs(learning_rates(compared)))
-    if config.probe < 1:
-        workspace.stage(f"training, {config.variant}")
-        metrics |= _sweep(in_full, workspace)
+    workspace.stage(f"training, {config.variant}")
+    metrics = _in_rounds(config, workspace)
     workspace.stage("comparing")
-    found = entries(compared, [metrics[each.name] for each in in_full])
+    found = entries(list(metrics.values()))
     comparisons, missing = compare(config.variant, found)
     return Outcome(
         config,
@@ -48,5 +40,27 @@ def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
     )
 
 
-def _sweep(runs: list[MQARRun], workspace: Workspace) -> dict[str, dict[str, Any]]:
-    return workspace.sweep([Run(each.name, each, work) for each in runs])
+def _in_rounds(config: MQARConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:
+    """The metrics of all runs, by name: of the whole grid at once, or of one learning rate after another.
+
+    In the second case a model is left out once its best learning rate is not the last one tried, or is near-perfect.
+    """
+    task, metrics = config.task, {}
+    models = every = [(arm, width) for width in task.widths for arm in task.arms]
+    rates = sorted(task.learning_rates, reverse=True)
+    for tried in [rates] if config.whole_grid else [[rate] for rate in rates]:
+        runs = [run for model in models for rate in tried for run in config.runs(*model, rate)]
+        metrics |= workspace.sweep([Run(run.name, run, work) for run in runs])
+        done = by_learning_rate(list(metrics.values()))
+        models = [model for model in models if _unsettled(done[model], tried[-1])]
+    order = [run.name for model in every for rate in task.learning_rates for run in config.runs(*model, rate)]
+    return {name: metrics[name] for name in order if name in metrics}
+
+
+def _unsettled(rates: dict[float, list[dict[str, Any]]], last: float) -> bool:
+    """Whether a learning rate below the last one tried may be better than all."""
+    best = choose(rates)
+    if best is None:
+        return True
+    reached = mean([run["validation"]["accuracy"] for run in converged(rates[best])])
+    return best == last and reached < paper.NEAR_PERFECT / 100

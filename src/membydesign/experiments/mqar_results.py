@@ -20,52 +20,37 @@ if TYPE_CHECKING:
     """Of one arm at one width: see `entries`."""
 
 
-def learning_rates(runs: Sequence[Metrics]) -> dict[tuple[str, int], float | None]:
-    """The chosen learning rate of every arm and width, in the order of the runs; None where all diverged."""
-    return {key: choose(rates) for key, rates in _grouped(runs).items()}
-
-
-def entries(runs: Sequence[Metrics], in_full: Sequence[Metrics]) -> list[Entry]:
+def entries(runs: Sequence[Metrics]) -> list[Entry]:
     """One entry for every arm and width, in the order of the runs.
 
-    An entry has "learning_rate", the chosen one; "validation", what it was chosen by, for every learning rate (None if
-    it diverged); "test" and "curve" of the chosen one, means over seeds; "accuracy_by_seed"; sizes; and "seconds" of
-    training, of one run of the chosen one, and "seconds_of_all" learning rates and seeds. If every learning rate
-    diverged, or the chosen one in its full training, "learning_rate" and "test" are None.
-
-    Args:
-        runs: with every learning rate, by which it is chosen.
-        in_full: with the chosen learning rates; they may be among the others.
+    An entry has "learning_rate", the chosen one; "validation", what it was chosen by, for every learning rate tried
+    (None if it diverged); "test" and "curve" of the chosen one, means over seeds; "accuracy_by_seed"; sizes; and
+    "seconds" of training, of one run of the chosen one, and "seconds_of_all" learning rates and seeds. If every
+    learning rate diverged, "learning_rate" and "test" are None.
     """
-    full = _grouped(in_full)
-    return [_entry(arm, width, rates, full.get((arm, width), {})) for (arm, width), rates in _grouped(runs).items()]
+    return [_entry(arm, width, rates) for (arm, width), rates in by_learning_rate(runs).items()]
 
 
-def _grouped(runs: Sequence[Metrics]) -> dict[tuple[str, int], dict[float, list[Metrics]]]:
-    """Runs by arm and width, and then by learning rate."""
+def by_learning_rate(runs: Sequence[Metrics]) -> dict[tuple[str, int], dict[float, list[Metrics]]]:
+    """Runs of every arm and width, by learning rate."""
     grouped: dict[tuple[str, int], dict[float, list[Metrics]]] = {}
     for run in runs:
         grouped.setdefault((run["arm"], run["width"]), {}).setdefault(run["learning_rate"], []).append(run)
     return grouped
 
 
-def _entry(arm: str, width: int, rates: dict[float, list[Metrics]], full: dict[float, list[Metrics]]) -> Entry:
+def _entry(arm: str, width: int, rates: dict[float, list[Metrics]]) -> Entry:
     rate = choose(rates)
-    tested = full.get(rate, []) if rate is not None else []
-    kept = converged(tested)
     every = [run for seeds in rates.values() for run in seeds]
-    every += [run for run in tested if run not in every]
+    kept = [] if rate is None else converged(rates[rate])
     of_chosen = {key: mean([run[key] for run in kept]) if kept else None for key in ("test", "curve", "seconds")}
-    diverged = {f"{each:g}": len(seeds) - len(converged(seeds)) for each, seeds in rates.items()}
-    if rate is not None:
-        diverged[f"{rate:g}"] = len(tested) - len(kept)
     return {
         "arm": arm,
         "title": ARMS[arm].title,
         "width": width,
-        "learning_rate": rate if kept else None,
+        "learning_rate": rate,
         "validation": {f"{each:g}": _validation(seeds) for each, seeds in rates.items()},
-        "diverged": diverged,
+        "diverged": {f"{each:g}": len(seeds) - len(converged(seeds)) for each, seeds in rates.items()},
         **of_chosen,
         "accuracy_by_seed": [run["test"]["accuracy"] for run in kept],
         "seconds_of_all": sum(run["seconds"] for run in every),

@@ -48,10 +48,8 @@ class MQARRun:
         curve_examples: the first of the validation examples, on which the model is measured during training.
         curve_points: how often, evenly over the run.
         epochs: visits of the pool.
-        share: of the steps of all epochs that are done. Less than 1 is a probe of the learning rate, with a schedule of
-            its own: it is validated, and not tested.
         batch_size: sequences of one step, all of one kind.
-        warmup: as a number of steps.
+        warmup: steps.
         initializer_range: standard deviation of the starting weights of embeddings and linear maps.
         tied: whether the readout shares the weights of the embedding.
     """
@@ -69,7 +67,6 @@ class MQARRun:
     curve_examples: int = 480
     curve_points: int = 10
     epochs: int = 40
-    share: float = 1.0
     batch_size: int = 256
     warmup: int = 1024
     initializer_range: float = 0.02
@@ -78,14 +75,12 @@ class MQARRun:
     @property
     def name(self) -> str:
         """Of the run's folder."""
-        probe = "probe-" if self.share < 1 else ""
-        return f"{probe}{self.variant}-{self.arm}-d{self.width}-lr{self.learning_rate:g}-seed{self.seed}"
+        return f"{self.variant}-{self.arm}-d{self.width}-lr{self.learning_rate:g}-seed{self.seed}"
 
     @property
     def steps(self) -> int:
         """Batches of the whole run."""
-        every = self.epochs * steps_per_epoch(self.kinds, self.train_examples, self.batch_size)
-        return max(1, round(self.share * every))
+        return self.epochs * steps_per_epoch(self.kinds, self.train_examples, self.batch_size)
 
     @property
     def train(self) -> TrainSettings:
@@ -105,10 +100,10 @@ class MQARRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all training batches; of a probe, as many as the share says."""
+        """Tokens of all training batches."""
         shares = Mixture(self.kinds).shares(self.train_examples)
         batches = [(share // self.batch_size, kind.length) for share, kind in zip(shares, self.kinds, strict=True)]
-        return round(self.share * self.epochs * self.batch_size * sum(n * L for n, L in batches))
+        return self.epochs * self.batch_size * sum(n * L for n, L in batches)
 
     @property
     def milestones(self) -> list[int]:
@@ -275,10 +270,9 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
             watch=see,
         )
         validation = _held_out(config, model, "validation", config.validation_examples, trained.step)
-        metrics |= {"steps": trained.step, "training_loss": trained.loss, "validation": cell(validation), "test": None}
-        if config.share == 1:
-            test = _held_out(config, model, "test", config.test_examples, trained.step)
-            metrics["test"] = summary(test, config.kinds)
+        test = _held_out(config, model, "test", config.test_examples, trained.step)
+        found = {"steps": trained.step, "training_loss": trained.loss, "validation": cell(validation)}
+        metrics |= {**found, "test": summary(test, config.kinds)}
         seconds = trained.seconds
     except (Diverged, FilterError, ValueError) as error:
         if not isinstance(error, (Diverged, FilterError)) and _finite(model):

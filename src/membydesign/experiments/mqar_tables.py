@@ -74,16 +74,17 @@ def _learning_rates(config: MQARConfig, names: Sequence[str], found: Sequence[En
     rates = [f"{rate:g}" for rate in config.task.learning_rates]
     rows = []
     for name, entry in zip(names, found, strict=True):
-        cells = ["diverged" if entry["validation"][r] is None else _percent(entry["validation"][r]) for r in rates]
+        tried = {rate: "diverged" if cell is None else _percent(cell) for rate, cell in entry["validation"].items()}
         rate = entry["learning_rate"]
-        rows.append([name, *cells, NOTHING if rate is None else f"{rate:g}"])
-    note = f"Means over {config.seeds} seeds. " if config.seeds > 1 else ""
-    if config.probe < 1:
-        note += (
-            f"After a training of {max(1, round(config.probe * config.steps)):,} steps with a schedule of its own; the "
-            f"chosen learning rate was then trained for {config.steps:,} steps from the start."
+        rows.append([name, *(tried.get(r, "not tried") for r in rates), NOTHING if rate is None else f"{rate:g}"])
+    notes = [f"Means over {config.seeds} seeds."] if config.seeds > 1 else []
+    if not config.whole_grid:
+        notes.append(
+            "Learning rates were tried from the largest on, and no further once a smaller one was worse or "
+            f"{paper.NEAR_PERFECT:g} % were reached."
         )
-    return RecordTable("Validation accuracy by learning rate (%)", ["model", *rates, "chosen"], rows, note.strip())
+    headings = ["model", *rates, "chosen"]
+    return RecordTable("Validation accuracy by learning rate (%)", headings, rows, " ".join(notes))
 
 
 def _sizes(names: Sequence[str], found: Sequence[Entry]) -> RecordTable:
@@ -133,7 +134,7 @@ def _differences(config: MQARConfig) -> list[str]:
         f"batches of {config.batch_size}, not {paper.BATCH_SIZE}": config.batch_size != paper.BATCH_SIZE,
         f"a warm-up of {warmup}, not {paper.WARMUP:,} steps": config.warmup != paper.WARMUP,
         f"a vocabulary of {vocabulary:,}, not {paper.VOCABULARY:,}": vocabulary != paper.VOCABULARY,
-        f"learning rates compared after {100 * config.probe:.3g} % of the training": config.probe < 1,
+        "smaller learning rates were not tried once they did worse": not config.whole_grid,
         f"heads of {config.head_dim}, not {paper.HEAD_DIM}": config.head_dim != paper.HEAD_DIM,
         f"no model of width {paper.WIDTH}": paper.WIDTH not in config.task.widths,
         f"learning rates {', '.join(f'{r:g}' for r in config.task.learning_rates)}": config.task.learning_rates
