@@ -1,12 +1,18 @@
 """The loop against one written out here, resumption to the same bits, and what happens when things go wrong."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from membydesign.training import CheckpointError, Diverged, checkpoint, train, train_in_stages
+from membydesign.training import CheckpointError, Diverged, checkpoint, make_accelerator, train, train_in_stages
 from training.problem import SETTINGS, batch_of, losses_of, model
 
 
@@ -30,6 +36,58 @@ def test_it_is_adamw_with_clipping_and_the_schedule():
         optimiser.step()
     for name, p in theirs.named_parameters():
         torch.testing.assert_close(weights(ours)[name], p, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 20])
+def test_gradients_are_accumulated_over_parts_of_a_batch(rows):
+    """Also if parts have different numbers of targets: here rows are left out by what is in them."""
+
+    def some(m, batch):
+        losses = nn.functional.cross_entropy(m(batch["x"]).transpose(1, 2), batch["y"], reduction="none")
+        return losses[batch["y"] > 0]
+
+    at_once, in_parts = model(), model()
+    seen = [[], []]
+    train(at_once, batch_of, some, SETTINGS, seed=0, watch=lambda p: seen[0].append(p.loss))
+    train(in_parts, batch_of, some, SETTINGS, seed=0, rows_at_a_time=rows, watch=lambda p: seen[1].append(p.loss))
+    assert seen[1] == pytest.approx(seen[0], rel=1e-5)
+    for name, p in weights(at_once).items():
+        torch.testing.assert_close(weights(in_parts)[name], p, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_rates_have_multipliers_by_name():
+    """With a tenth of the rate, Adam's first step is a tenth as long."""
+    start, plain, slowed = model(), model(), model()
+    one = replace(SETTINGS, weight_decay=0.0)
+    train(plain, batch_of, losses_of, one, seed=0, until=1)
+    train(slowed, batch_of, losses_of, one, seed=0, until=1, multipliers={"head.weight": 0.1, "norm.bias": 0.0})
+    moved = {n: (weights(slowed)[n] - p, weights(plain)[n] - p) for n, p in weights(start).items()}
+    torch.testing.assert_close(moved["head.weight"][0], 0.1 * moved["head.weight"][1], rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(moved["embedding.weight"][0], moved["embedding.weight"][1])
+    assert not moved["norm.bias"][0].any()
+    with pytest.raises(ValueError, match=r"multipliers: expected names of trained parameters, got head\.wieght"):
+        train(model(), batch_of, losses_of, one, seed=0, multipliers={"head.wieght": 0.1})
+
+
+def test_mixed_precision_computes_in_bf16_and_keeps_float32():
+    """In a process of its own: Accelerate has one precision for each."""
+    code = (
+        "from membydesign.training import make_accelerator, train\n"
+        "from training.problem import SETTINGS, batch_of, losses_of, model\n"
+        "m, made = model(), []\n"
+        "m.head.register_forward_hook(lambda _m, _x, y: made.append(y.dtype))\n"
+        "done = train(m, batch_of, losses_of, SETTINGS, seed=0, accelerator=make_accelerator('bf16'))\n"
+        "print(*set(made), *{p.dtype for p in m.parameters()}, done.loss)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    inside, kept, loss = run.stdout.split()
+    assert (inside, kept) == ("torch.bfloat16", "torch.float32")
+    assert float(loss) == pytest.approx(train(model(), batch_of, losses_of, SETTINGS, seed=0).loss, rel=0.05)
+    with pytest.raises(ValueError, match="precision: expected 'fp32' or 'bf16', got 'fp16'"):
+        make_accelerator("fp16")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_loss_goes_down():
@@ -62,7 +120,7 @@ def test_a_run_that_broke_between_checkpoints_loses_only_what_came_after(tmp_pat
     train(whole, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(broken, breaks, losses_of, SETTINGS, seed=0, directory=tmp_path / "broken")
-    assert [path.name for path in checkpoint.found(tmp_path / "broken")] == ["step-00000021"]
+    assert [path.name for path in checkpoint.found(tmp_path / "broken")] == ["step-00000014", "step-00000021"]
     broken = model()
     train(broken, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path / "broken")
     assert all(torch.equal(p, weights(broken)[name]) for name, p in weights(whole).items())
@@ -91,14 +149,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
 
     with pytest.raises(Diverged, match="step 30: expected a finite loss, got nan; try a lower learning rate"):
         train(model(), poisoned, losses_of, SETTINGS, seed=0, directory=tmp_path)
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000028"]
+    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000021", "step-00000028"]
 
 
-def test_a_corrupted_checkpoint_is_named(tmp_path):
+@pytest.mark.parametrize("file", ["weights.safetensors", "optimiser.safetensors", "place.json"])
+@pytest.mark.parametrize("damage", [lambda x: x[:50], lambda x: x[:-9] + bytes([x[-9] ^ 1]) + x[-8:]])
+def test_a_corrupted_checkpoint_is_named_and_the_one_before_is_there(tmp_path, file, damage):
+    whole = model()
+    train(whole, batch_of, losses_of, SETTINGS, seed=0)
     train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=14)
-    path = tmp_path / "step-00000014" / "weights.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="step-00000014: expected a complete checkpoint.*remove this folder"):
+    path = tmp_path / "step-00000014" / file
+    path.write_bytes(damage(path.read_bytes()))
+    message = "step-00000014: expected a complete checkpoint.*remove this folder to go on from step-00000007"
+    with pytest.raises(CheckpointError, match=message):
+        train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
+    shutil.rmtree(path.parent)
+    again = model()
+    train(again, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
+    assert all(torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
+
+
+def test_the_only_checkpoint_corrupted_is_named(tmp_path):
+    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=7)
+    (tmp_path / "step-00000007" / "weights.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="remove this folder to start the run again"):
         train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
 
 
@@ -114,7 +188,7 @@ def test_a_checkpoint_that_was_not_finished_is_not_used(tmp_path):
     (tmp_path / "step-00000021.partial").mkdir()
     done = train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
     assert done.step == 40
-    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000040"]
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000035", "step-00000040"]
 
 
 def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
@@ -123,10 +197,10 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
 
     train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=14)
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match="No space left on device.*step-00000014 is intact, and the same command"):
         train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
     monkeypatch.undo()
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000014"]
+    assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000007", "step-00000014"]
     assert train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path).step == 40
 
 

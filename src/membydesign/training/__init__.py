@@ -2,6 +2,7 @@
 
 from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Diverged, Progress, Trained, train
+from membydesign.training.processes import make_accelerator
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import METRICS, Run, SweepError, sweep
@@ -15,6 +16,7 @@ __all__ = [
     "SweepError",
     "TrainSettings",
     "Trained",
+    "make_accelerator",
     "measured",
     "sweep",
     "train",

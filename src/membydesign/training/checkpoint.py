@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from membydesign.files import to_json, write_text
+from membydesign.training.processes import like, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,42 +21,56 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 PREFIX = "step-"
+WEIGHTS, OPTIMISER, PLACE = "weights.safetensors", "optimiser.safetensors", "place.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read, or was made with other settings."""
+    """A checkpoint that cannot be read or written, or was made with other settings."""
 
 
-def save(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer, place: dict[str, Any]) -> None:
-    """Save everything that a run needs to go on; the checkpoint before is removed once this one is complete.
+def save(
+    directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer, place: dict[str, Any], *, write: bool = True
+) -> None:
+    """Save everything that a run needs to go on. The last checkpoint is kept, and those before it are removed.
 
     Args:
         directory: of the run; the checkpoint is a folder in it.
-        model: its weights.
+        model: its weights. Shards are gathered, so that all processes must call this.
         optimiser: its state.
         place: where the run stands, with "step"; anything that JSON holds.
+        write: whether this process is the one that writes.
+
+    Raises:
+        CheckpointError: if it cannot be written, for instance on a full disk; those before are as they were.
     """
+    weights, moments = _weights(model), _moments(model, optimiser)
+    if not write:
+        return
     final = directory / f"{PREFIX}{place['step']:08d}"
     partial = directory / f"{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    save_file(_weights(model), partial / "weights.safetensors")
-    moments = {
-        f"{index}/{name}": value.contiguous() if isinstance(value, torch.Tensor) else torch.tensor(value)
-        for index, state in optimiser.state_dict()["state"].items()
-        for name, value in state.items()
-    }
-    save_file(moments, partial / "optimiser.safetensors")
-    write_text(partial / "place.json", to_json(place))
-    for file in partial.iterdir():
-        _sync(file)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
-    _sync(directory)
-    for old in found(directory):
-        if old != final:
-            shutil.rmtree(old, ignore_errors=True)
+    before = [path for path in found(directory) if path != final]
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(weights, partial / WEIGHTS)
+        save_file(moments, partial / OPTIMISER)
+        digests = {name: _digest(partial / name) for name in (WEIGHTS, OPTIMISER)}
+        write_text(partial / PLACE, to_json({**place, "sha256": digests}))
+        for file in partial.iterdir():
+            _sync(file)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(partial, final)
+        _sync(directory)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = f"{before[-1]} is intact" if before else "there is none before it"
+        raise CheckpointError(
+            f"{final}: the checkpoint could not be written ({error}); {kept}, and the same command goes on from there "
+            "once this is mended"
+        ) from error
+    for old in before[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def found(directory: Path) -> list[Path]:
@@ -69,39 +85,81 @@ def load(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) ->
         return None
     path = checkpoints[-1]
     try:
-        weights = load_file(path / "weights.safetensors")
-        moments = load_file(path / "optimiser.safetensors")
-        place = json.loads((path / "place.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, SafetensorError) as error:
+        place = json.loads((path / PLACE).read_text(encoding="utf-8"))
+        for name, digest in place.pop("sha256").items():
+            if _digest(path / name) != digest:
+                raise ValueError(f"{name} is not what was written")
+        weights, moments = load_file(path / WEIGHTS), load_file(path / OPTIMISER)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        start = f"go on from {checkpoints[-2].name}" if len(checkpoints) > 1 else "start the run again"
         raise CheckpointError(
-            f"{path}: expected a complete checkpoint, and it cannot be read ({error}); "
-            "remove this folder to start the run again"
+            f"{path}: expected a complete checkpoint, and it cannot be read ({error}); remove this folder to {start}"
         ) from error
     try:
-        model.load_state_dict(weights, strict=False)
-        missing = set(_weights(model)) - set(weights)
-        if missing:
-            raise ValueError(f"no weights for {', '.join(sorted(missing))}")
-    except (RuntimeError, ValueError) as error:
+        _put_weights(model, weights)
+        _put_moments(model, optimiser, moments)
+    except ValueError as error:
         raise CheckpointError(f"{path}: expected the weights of this model, and they do not fit: {error}") from error
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in moments.items():
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = value
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
     return place
 
 
+@torch.no_grad()
+def _put_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    here = _once(model)
+    if set(here) != set(weights):
+        raise ValueError(f"the names {', '.join(sorted(set(here) ^ set(weights)))} are on one side alone")
+    for name, value in here.items():
+        if value.shape != weights[name].shape:
+            raise ValueError(f"{name} has shape {list(value.shape)} here and {list(weights[name].shape)} there")
+        value.copy_(like(weights[name].to(value.device), value))
+
+
+def _put_moments(model: nn.Module, optimiser: torch.optim.Optimizer, moments: dict[str, Tensor]) -> None:
+    trained = _trained(model, optimiser)
+    state: dict[str, dict[str, Tensor]] = {}
+    for key, value in moments.items():
+        name, _, what = key.rpartition("/")
+        state.setdefault(name, {})[what] = value
+    if not set(state) <= set(trained):  # what never had a gradient has no moments
+        raise ValueError(f"{', '.join(sorted(set(state) - set(trained)))} are trained there and not here")
+    for name, values in state.items():
+        moved = {what: x if x.ndim == 0 else x.to(trained[name].device) for what, x in values.items()}
+        optimiser.state[trained[name]] = {what: like(x, trained[name]) for what, x in moved.items()}
+
+
+def _moments(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, by names of parameters."""
+    return {
+        f"{name}/{what}": whole(torch.as_tensor(value)).contiguous().cpu()
+        for name, parameter in _trained(model, optimiser).items()
+        for what, value in optimiser.state[parameter].items()
+    }
+
+
+def _trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """The parameters that the optimiser has, by name."""
+    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    return {name: p for name, p in model.named_parameters() if id(p) in trained}
+
+
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each storage once (tied weights are one)."""
-    seen: set[int] = set()
-    kept = {}
-    for name, value in model.state_dict().items():
-        if value.data_ptr() in seen and value.numel():
-            continue
-        seen.add(value.data_ptr())
-        kept[name] = value.contiguous()
-    return kept
+    """All parameters and buffers, whole."""
+    return {name: whole(value).contiguous().cpu() for name, value in _once(model).items()}
+
+
+def _once(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that are saved, each once: tied weights are one."""
+    saved = set(model.state_dict())
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: x.detach() for name, x in named if name in saved}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 
 from membydesign.training import checkpoint
+from membydesign.training.processes import make_accelerator, over_all, parts, prepare, share, synchronised, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from accelerate import Accelerator
     from torch import Tensor, nn
 
+    from membydesign.training.processes import Batch
     from membydesign.training.settings import TrainSettings
-
-    Batch = Mapping[str, Tensor]
 
 LOG = "log.jsonl"
 
@@ -43,12 +43,14 @@ class Progress:
         steps: of the whole run.
         loss: mean over the steps since the last report.
         rate: steps a second.
+        token_rate: tokens of `input_ids` a second, over all processes; None if batches have none.
     """
 
     step: int
     steps: int
     loss: float
     rate: float
+    token_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def train(
     directory: Path | None = None,
     until: int | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
+    multipliers: Mapping[str, float] | None = None,
+    rows_at_a_time: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> Trained:
     """Train a model in place.
@@ -85,85 +89,97 @@ def train(
     process). So a run that was killed goes on from its checkpoint to the same numbers.
 
     Args:
-        model: trained in place.
+        model: trained in place; under FSDP its parameters become shards.
         batch_of: the batch of a step, a dictionary of tensors whose first axis is the batch.
         losses_of: `losses_of(model, batch)`, the losses of all targets of a batch, [N]; their mean over all processes
-            is what is descended.
+            is what is descended. Targets that shall not count are left out.
         settings: optimiser and schedule.
         seed: of what is random within steps.
-        directory: where log and checkpoint go, and where an earlier session of the same run left them; None for none.
+        directory: where log and checkpoints go, and where an earlier session of the same run left them; None for none.
         until: stop after this step, with a checkpoint; None for the end of the run.
         watch: called after every step.
+        multipliers: by names of parameters, of their learning rates; 1 for those not named.
+        rows_at_a_time: of each process; gradients are accumulated over its share of a batch. None for the whole share.
         accelerator: of Hugging Face Accelerate; None makes one.
 
     Raises:
         Diverged: if a loss or a gradient is not finite. The last checkpoint stays as it was.
-        checkpoint.CheckpointError: if the checkpoint cannot be read or does not fit.
+        checkpoint.CheckpointError: if a checkpoint cannot be read, does not fit, or cannot be written.
     """
-    accelerator = Accelerator() if accelerator is None else accelerator
+    accelerator = make_accelerator() if accelerator is None else accelerator
     until = settings.steps if until is None else until
-    optimiser = settings.optimiser(model)
-    place = {"step": 0, "loss": 0.0, "seconds": 0.0} if directory is None else _restore(directory, model, optimiser)
+    prepared, stepper = prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers))
+    inner = accelerator.unwrap_model(prepared)
+    place = _START if directory is None else _restore(directory, inner, stepper)
     if place["step"] >= until:
         return Trained(place["step"], place["loss"], place["seconds"])
-    prepared, stepper = accelerator.prepare(model, optimiser)
     prepared.train()
     log = _Log(directory if accelerator.is_main_process else None, place["step"])
     started, before, last = time.perf_counter(), place["seconds"], place["loss"]
-    total, counted = 0.0, 0
+    total, counted, tokens = 0.0, 0, 0
     for step in range(place["step"], until):
-        for group in optimiser.param_groups:
-            group["lr"] = settings.rate(step)
+        for group in stepper.param_groups:
+            group["lr"] = settings.rate(step) * group["multiplier"]
         torch.manual_seed(_number(seed, step, accelerator.process_index))
-        batch = {name: x.to(accelerator.device) for name, x in _share(batch_of(step), accelerator).items()}
-        losses = losses_of(prepared, batch)
-        count = _over_all(accelerator, torch.tensor(float(losses.numel()), device=losses.device))
-        # Gradients are averaged over processes, so each gives its sum over the count of all.
-        loss = losses.sum() * (accelerator.num_processes / count)
-        accelerator.backward(loss)
-        value = _over_all(accelerator, losses.detach().sum()) / count
+        batch = batch_of(step)
+        value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
         _finite(step, "loss", value)
         if settings.clip is not None:
             norm = accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
-            _finite(step, "norm of the gradient", float(norm))  # pyright: ignore[reportArgumentType]
+            _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
         stepper.step()
         stepper.zero_grad()
         total, counted = total + value, counted + 1
+        tokens += batch["input_ids"].numel() if "input_ids" in batch else 0
         done, seconds = step + 1, time.perf_counter() - started
-        watch(Progress(done, settings.steps, total / counted, (done - place["step"]) / seconds))
+        speed = (done - place["step"]) / seconds
+        watch(Progress(done, settings.steps, total / counted, speed, tokens / seconds if tokens else None))
         if done % settings.log_every == 0 or done == until:
             last, total, counted = total / counted, 0.0, 0
             log.write(step=done, loss=last, learning_rate=settings.rate(step), seconds=before + seconds)
         if directory is not None and (done % settings.save_every == 0 or done == until):
             now = {"step": done, "loss": last, "seconds": before + seconds}
-            if accelerator.is_main_process:
-                checkpoint.save(directory, accelerator.unwrap_model(prepared), optimiser, now)
+            checkpoint.save(directory, inner, stepper, now, write=accelerator.is_main_process)
             accelerator.wait_for_everyone()
     return Trained(until, last, before + time.perf_counter() - started)
 
 
+_START: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0}
+
+
 def _restore(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    return checkpoint.load(directory, model, optimiser) or {"step": 0, "loss": 0.0, "seconds": 0.0}
+    return checkpoint.load(directory, model, optimiser) or _START
 
 
-def _share(batch: Batch, accelerator: Accelerator) -> Batch:
-    """The rows of a batch that belong to this process."""
-    if accelerator.num_processes == 1:
-        return batch
-    rows = len(next(iter(batch.values())))
-    if rows % accelerator.num_processes:
-        raise ValueError(
-            f"batch_size: expected a multiple of the {accelerator.num_processes} processes, got a batch of {rows}"
-        )
-    size = rows // accelerator.num_processes
-    mine = slice(accelerator.process_index * size, (accelerator.process_index + 1) * size)
-    return {name: x[mine] for name, x in batch.items()}
+def _gradients(
+    accelerator: Accelerator,
+    model: nn.Module,
+    losses_of: Callable[[nn.Module, Batch], Tensor],
+    batches: list[Batch],
+) -> float:
+    """Leave the gradient of the mean loss over all targets of all processes in the parameters; returns that mean.
 
-
-def _over_all(accelerator: Accelerator, x: Tensor) -> float:
-    """The sum of a number over all processes."""
-    return accelerator.reduce(x, "sum").item()  # pyright: ignore[reportAttributeAccessIssue]
+    How many targets there are is known when the last part has been seen. Until then every part is taken to have as
+    many as the first, and in the end gradients are rescaled if that was not so.
+    """
+    total, counted, assumed = 0.0, 0, 0.0
+    for batch in synchronised(accelerator, model, batches):
+        losses = losses_of(model, batch)
+        if not assumed:
+            first = torch.tensor(float(losses.numel()), device=losses.device)
+            assumed = max(1.0, over_all(accelerator, first)) * len(batches)
+        # Gradients are averaged over processes, so each gives its sum over the count of all.
+        accelerator.backward(losses.sum() * (accelerator.num_processes / assumed))
+        total, counted = total + losses.detach().double().sum(), counted + losses.numel()
+    found = torch.tensor([float(total), float(counted)], device=accelerator.device)
+    both = accelerator.reduce(found, "sum")
+    total, count = both.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    if count != assumed:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(assumed / max(1.0, count))
+    return total / max(1.0, count)
 
 
 def _number(*parts: int) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,27 @@ class TrainSettings:
         cosine = (1 + math.cos(math.pi * done)) / 2
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * cosine)
 
-    def optimiser(self, model: nn.Module) -> torch.optim.AdamW:
-        """AdamW over the parameters of a model, in groups that decay and do not."""
-        groups = [
-            {"params": [p for _, p in named], "weight_decay": decay}
-            for decay, named in zip((self.weight_decay, 0.0), self.groups(model), strict=True)
-            if named
-        ]
-        return torch.optim.AdamW(groups, lr=self.learning_rate, betas=self.betas, eps=self.eps)
+    def optimiser(self, model: nn.Module, multipliers: Mapping[str, float] | None = None) -> torch.optim.AdamW:
+        """AdamW over the parameters of a model, in groups by weight decay and by "multiplier" of the learning rate.
+
+        Args:
+            model: whose parameters that need gradients are trained.
+            multipliers: by names of parameters; 1 for those not named.
+        """
+        multipliers = multipliers or {}
+        unknown = set(multipliers) - {name for name, p in model.named_parameters() if p.requires_grad}
+        if unknown:
+            raise ValueError(f"multipliers: expected names of trained parameters, got {', '.join(sorted(unknown))}")
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for decay, named in zip((self.weight_decay, 0.0), self.groups(model), strict=True):
+            for name, parameter in named:
+                groups.setdefault((decay, multipliers.get(name, 1.0)), []).append(parameter)
+        return torch.optim.AdamW(
+            [{"params": group, "weight_decay": decay, "multiplier": m} for (decay, m), group in groups.items()],
+            lr=self.learning_rate,
+            betas=self.betas,
+            eps=self.eps,
+        )
 
     def groups(self, model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
         """The parameters that decay and those that do not, by name."""

@@ -1,0 +1,110 @@
+"""One process or many: who computes which rows, and where weights lie."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor, nn
+
+    Batch = Mapping[str, Tensor]
+
+
+def make_accelerator(precision: Literal["fp32", "bf16"] = "fp32") -> Accelerator:
+    """Hugging Face Accelerate as `accelerate launch` asks for it, on CPUs where there is nothing else.
+
+    Args:
+        precision: of matrix products; "bf16" is mixed precision, with weights and filters in float32.
+    """
+    if precision not in ("fp32", "bf16"):
+        raise ValueError(f"precision: expected 'fp32' or 'bf16', got {precision!r}")
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(), mixed_precision="bf16" if precision == "bf16" else "no"
+    )
+
+
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimiser_of: Callable[[nn.Module], torch.optim.Optimizer]
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model and its optimiser, as this process sees them: whole, replicated (DDP) or in shards (FSDP).
+
+    Accelerate does not shard on CPUs; if its launcher asks for that, we do, with the same `fully_shard` of torch.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("fsdp_version: expected 2 (`accelerate launch --fsdp_version 2`), got 1")
+    if _sharded_by_us(accelerator):
+        _shard(model, accelerator.num_processes)
+        return model, optimiser_of(model)
+    prepared, stepper = accelerator.prepare(model, optimiser_of(model))
+    return prepared, stepper
+
+
+def _sharded_by_us(accelerator: Accelerator) -> bool:
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return asked and accelerator.distributed_type == DistributedType.MULTI_CPU
+
+
+def _shard(model: nn.Module, processes: int) -> None:
+    """Shard every block that Transformers would keep whole, and then the rest."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (processes,))
+    blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor of which this process may hold a shard; all processes must ask."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def like(x: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor, cut as a parameter is."""
+    if isinstance(parameter, DTensor) and x.shape == parameter.shape:
+        return distribute_tensor(x, parameter.device_mesh, parameter.placements)
+    return x
+
+
+def share(batch: Batch, accelerator: Accelerator) -> Batch:
+    """The rows of a batch that belong to this process, where it computes."""
+    rows = len(next(iter(batch.values())))
+    if rows % accelerator.num_processes:
+        raise ValueError(
+            f"batch_size: expected a multiple of the {accelerator.num_processes} processes, got a batch of {rows}"
+        )
+    size = rows // accelerator.num_processes
+    mine = slice(accelerator.process_index * size, (accelerator.process_index + 1) * size)
+    return {name: x[mine].to(accelerator.device) for name, x in batch.items()}
+
+
+def parts(batch: Batch, rows: int | None) -> list[Batch]:
+    """A batch in parts of at most so many rows."""
+    every = len(next(iter(batch.values())))
+    if rows is None or rows >= every:
+        return [batch]
+    return [{name: x[start : start + rows] for name, x in batch.items()} for start in range(0, every, rows)]
+
+
+def over_all(accelerator: Accelerator, x: Tensor) -> float:
+    """The sum of a number over all processes."""
+    return cast("Tensor", accelerator.reduce(x, "sum")).item()
+
+
+def synchronised(accelerator: Accelerator, model: nn.Module, batches: list[Batch]) -> Iterator[Batch]:
+    """Part after part; replicas exchange gradients after the last alone."""
+    for part in batches[:-1]:
+        with accelerator.no_sync(model):
+            yield part
+    yield batches[-1]
