@@ -110,10 +110,11 @@ def test_cpu_differs_from_the_paper_in_training_alone():
     for variant in VARIANTS:
         ours, theirs = getattr(CPU, variant), getattr(PAPER, variant)
         assert set(ours.learning_rates) == {*theirs.learning_rates, 3e-3}
-        if variant == "base":  # for which the paper gives neither lengths nor pairs
-            assert {kind.vocab_size for kind in ours.kinds} == {8192}
-        else:
-            assert ours.kinds == theirs.kinds
+        assert {kind.vocab_size for kind in ours.kinds} == {8192}
+        assert {kind.length for kind in ours.kinds} == {64}
+        if variant != "base":  # for which the paper gives neither lengths nor pairs
+            assert {k.pairs for k in ours.kinds} <= {k.pairs for k in theirs.kinds}
+            assert {(k.updates, k.block) for k in ours.kinds} <= {(k.updates, k.block) for k in theirs.kinds}
         assert 128 in ours.widths
         config = replace(CPU, variant=variant)
         assert config.share_of_paper < 1
@@ -167,7 +168,7 @@ def made_up(validation, *, loss=1.0, test=0.5, arm="bayesian_layer", width=128, 
         "validation": None if diverged is not None else valid,
         "test": None
         if diverged is not None
-        else {**cell, **split, "by_kind": [], "by_pairs": {"16": {**cell, **split}}},
+        else {**cell, **split, "by_kind": [], "by_pairs": dict.fromkeys(("4", "16"), {**cell, **split})},
         "curve": [] if diverged is not None else [{"step": n, **valid} for n in (10, 20, 30)],
     }
 
@@ -265,8 +266,8 @@ def test_an_arm_that_always_diverges_is_shown_as_such(variant, tmp_path):
 def test_notes_claim_no_more_than_was_trained():
     found = accuracies(bayesian_layer=0.5)
     short = notes(replace(CPU, variant="update"), found)
-    assert short[0].startswith("Every model saw 1.2 % of the paper's training: 2 epochs of 40,000 sequences")
-    assert "batches of 8, not 256" in short[1]
+    assert short[0].startswith("Every model saw 1.5 % of the paper's training: 2 epochs of 48,000 sequences")
+    assert "batches of 32, not 256" in short[1]
     whole = notes(PAPER, found)
     assert whole[0].startswith("Every model was trained as long as in the paper: 40 epochs of 100,000 sequences")
     assert not any(note.startswith("Unlike the paper") for note in whole)

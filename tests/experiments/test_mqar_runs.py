@@ -82,10 +82,11 @@ def test_models_have_two_mixers_no_mlp_and_a_readout_that_is_tied_unless_asked()
 
 def test_starting_weights_have_the_standard_deviation_that_was_asked_for():
     torch.manual_seed(0)
-    model = make_model("gated_deltanet", 64, vocab_size=512, initializer_range=0.05, tied=False).language_model
+    model = make_model("gated_deltanet", 64, vocab_size=512, embedding_range=0.05, tied=False).language_model
     weights = dict(model.named_parameters())
-    for name in ("lm_head", "model.embeddings", "model.layers.0.mixer.v_proj", "model.layers.1.mixer.o_proj"):
-        assert weights[f"{name}.weight"].std().item() == pytest.approx(0.05, rel=0.05)
+    assert weights["model.embeddings.weight"].std().item() == pytest.approx(0.05, rel=0.05)
+    for name in ("lm_head", "model.layers.0.mixer.v_proj", "model.layers.1.mixer.o_proj"):
+        assert weights[f"{name}.weight"].std().item() == pytest.approx(1 / 8, rel=0.05)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -186,7 +187,7 @@ def test_splits_against_a_slow_count():
 
 def test_a_run_learns_and_tells_what_it_did(tmp_path):
     run = replace(RUN, train_examples=800, kinds=(MQAR(12, 1, vocab_size=8),), epochs=2, width=32)
-    run = replace(run, initializer_range=0.1)
+    run = replace(run, embedding_range=0.1)
     metrics = work(run, tmp_path, lambda _: None)
     assert metrics["test"]["accuracy"] > 0.9
     assert metrics["validation"]["accuracy"] > 0.9

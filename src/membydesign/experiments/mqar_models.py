@@ -39,8 +39,10 @@ class Arm:
 
 
 ARMS = {
-    "bayesian_layer": Arm("Bayesian Layer", "bayesian_layer", convolution=False),
-    "bayesian_layer_rotating": Arm("Bayesian Layer, rotating", "bayesian_layer_rotating", convolution=False),
+    "bayesian_layer": Arm("Bayesian Layer", "bayesian_layer", convolution=False, options={"short_convolution": 1}),
+    "bayesian_layer_rotating": Arm(
+        "Bayesian Layer, rotating", "bayesian_layer_rotating", convolution=False, options={"short_convolution": 1}
+    ),
     "gated_deltanet": Arm("Gated DeltaNet", "gated_deltanet", convolution=True),
     "gated_deltanet_no_conv": Arm(
         "Gated DeltaNet, no conv.", "gated_deltanet", convolution=False, options={"short_convolution": None}
@@ -51,7 +53,9 @@ ARMS = {
     "hyena": Arm("Hyena", "hyena", convolution=True, recurrent=False),
     "attention": Arm("Attention", "attention", convolution=False, recurrent=False),
 }
-"""The models by name. Mamba-2 without its convolution has one of width 1, as in the paper, which only scales."""
+"""The models by name. Mamba-2 without its convolution has one of width 1, as in the paper, which only scales. So have
+the Bayesian Layers, for the SiLU behind it, which Gated DeltaNet also keeps on q, k and v: without it queries and keys
+overlap as often negatively as positively, and recall takes several times as long to emerge."""
 
 
 class MQARModel(nn.Module):
@@ -86,10 +90,10 @@ def make_model(
     *,
     vocab_size: int = 8192,
     length: int = 128,
-    initializer_range: float = 0.02,
+    embedding_range: float = 0.02,
     tied: bool = True,
 ) -> MQARModel:
-    """The model of an arm, before training.
+    """The model of an arm, before training. Linear maps start with standard deviation 1/√width.
 
     Args:
         arm: a name of `ARMS`.
@@ -97,7 +101,7 @@ def make_model(
         head_dim: rows of each head's memory; there are width/head_dim heads.
         vocab_size: V.
         length: of the longest sequence, over which Hyena spreads its filters.
-        initializer_range: the standard deviation of embeddings and linear maps.
+        embedding_range: the standard deviation with which embeddings start.
         tied: whether the readout shares the weights of the embedding.
 
     Raises:
@@ -118,10 +122,12 @@ def make_model(
         head_dim=head_dim,
         layer_options={layer: options},
         intermediate_size=0,
-        initializer_range=initializer_range,
+        initializer_range=width**-0.5,
         tie_word_embeddings=tied,
     )
     model = MQARModel(MemoryForCausalLM(config))
+    with torch.no_grad():
+        model.language_model.model.embeddings.weight.mul_(embedding_range * width**0.5)
     check_state(arm, model, width, head_dim)
     return model
 

@@ -50,7 +50,7 @@ class MQARRun:
         epochs: visits of the pool.
         batch_size: sequences of one step, all of one kind.
         warmup: steps.
-        initializer_range: standard deviation of the starting weights of embeddings and linear maps.
+        embedding_range: standard deviation with which embeddings start.
         tied: whether the readout shares the weights of the embedding.
     """
 
@@ -69,7 +69,7 @@ class MQARRun:
     epochs: int = 40
     batch_size: int = 256
     warmup: int = 1024
-    initializer_range: float = 0.02
+    embedding_range: float = 0.02
     tied: bool = True
 
     @property
@@ -120,7 +120,7 @@ class MQARRun:
             self.head_dim,
             vocab_size=self.kinds[0].vocab_size,
             length=max(kind.length for kind in self.kinds),
-            initializer_range=self.initializer_range,
+            embedding_range=self.embedding_range,
             tied=self.tied,
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from membydesign.experiments import mqar_paper as paper
+from membydesign.experiments.mqar_settings import PAPER
 from membydesign.experiments.record import RecordTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from membydesign.experiments.mqar_results import Entry
-    from membydesign.experiments.mqar_settings import MQARConfig
+    from membydesign.experiments.mqar_settings import MQARConfig, Task
 
 NOTHING = "—"
 ENOUGH = 100
@@ -128,11 +129,14 @@ def _budget(config: MQARConfig) -> str:
 
 def _differences(config: MQARConfig) -> list[str]:
     """Settings other than the paper's, in a sentence; none if there are none."""
+    theirs: Task = getattr(PAPER, config.variant)
     vocabulary = config.task.kinds[0].vocab_size
     warmup = "a tenth of the steps" if config.warmup is None else f"{config.warmup:,} steps"
     pairs = {
         f"batches of {config.batch_size}, not {paper.BATCH_SIZE}": config.batch_size != paper.BATCH_SIZE,
         f"a warm-up of {warmup}, not {paper.WARMUP:,} steps": config.warmup != paper.WARMUP,
+        f"only {_shapes(config.task)}, not {_shapes(theirs)}": config.variant != "base"
+        and config.task.kinds != theirs.kinds,
         f"a vocabulary of {vocabulary:,}, not {paper.VOCABULARY:,}": vocabulary != paper.VOCABULARY,
         "smaller learning rates were not tried once they did worse": not config.whole_grid,
         f"heads of {config.head_dim}, not {paper.HEAD_DIM}": config.head_dim != paper.HEAD_DIM,
@@ -142,6 +146,13 @@ def _differences(config: MQARConfig) -> list[str]:
     }
     differ = [words for words, different in pairs.items() if different]
     return [f"Unlike the paper: {'; '.join(differ)}."] if differ else []
+
+
+def _shapes(task: Task) -> str:
+    pairs: dict[int, set[int]] = {}
+    for kind in task.kinds:
+        pairs.setdefault(kind.length, set()).add(kind.pairs)
+    return " and ".join(f"L = {L} with D = {', '.join(map(str, sorted(D)))}" for L, D in pairs.items())
 
 
 def _unfinished(found: Sequence[Entry]) -> list[str]:
@@ -178,7 +189,7 @@ def _choices(config: MQARConfig) -> str:
     return (
         f"{repeated}; learning rates were chosen on {config.validation_examples:,} validation sequences, and the "
         f"tests are {config.test_examples:,} others. The paper says neither how many there are, nor how weights "
-        f"start: in all models, embeddings and linear maps start with standard deviation "
-        f"{config.initializer_range:g}, and the readout {readout}. Gradients are not clipped, since the paper mentions "
-        "no clipping for MQAR."
+        f"start: in all models, embeddings start with standard deviation {config.embedding_range:g} and linear maps "
+        f"with 1/√width, and the readout {readout}. Gradients are not clipped, since the paper mentions no clipping "
+        "for MQAR."
     )
