@@ -168,7 +168,7 @@ def made_up(validation, *, loss=1.0, test=0.5, arm="bayesian_layer", width=128, 
         "validation": None if diverged is not None else valid,
         "test": None
         if diverged is not None
-        else {**cell, **split, "by_kind": [], "by_pairs": dict.fromkeys(("4", "16"), {**cell, **split})},
+        else {**cell, **split, "by_kind": [], "by_pairs": {key: {**cell, **split} for key in ("4", "16")}},
         "curve": [] if diverged is not None else [{"step": n, **valid} for n in (10, 20, 30)],
     }
 

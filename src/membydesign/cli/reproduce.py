@@ -147,7 +147,8 @@ class _Bars:
             return
         if name not in self.runs:
             self.runs[name] = self.progress.add_task(f"  {name}", total=now.steps, note="")
-        note = f"loss {now.loss:.4f}, {now.rate:.1f} steps/s"
+        speed = f"{now.rate:.1f} steps/s" if now.token_rate is None else f"{now.token_rate:,.0f} tokens/s"
+        note = f"loss {now.loss:.4f}, {speed}"
         self.progress.update(self.runs[name], completed=now.step, note=note)
 
 
