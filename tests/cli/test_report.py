@@ -58,6 +58,13 @@ def test_one_page(results, tmp_path):
     assert "- folder: one\n" in (out / "report.md").read_text()
 
 
+def test_training_runs_of_a_result_are_no_results(results):
+    run = results / "one" / "runs" / "bayesian_layer-seed0"
+    run.mkdir(parents=True)
+    (run / "metrics.json").write_text('{"steps": 3}')
+    assert len(json.loads(mbd(results, "--json").output)) == 2
+
+
 def test_a_missing_figure_is_named(results, tmp_path):
     missing = results / "one" / "loss (a).png"
     missing.unlink()

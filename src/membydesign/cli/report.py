@@ -33,7 +33,8 @@ def report(
     With `--out`, one page instead: `report.md`, and `report.html`, a single file with the figures inside. Exits with 1
     if a figure is missing.
     """
-    found = sorted(path.parent for path in results.glob("**/metrics.json"))
+    every = sorted(path.parent for path in results.glob("**/metrics.json"))
+    found = [path for path in every if path.parent.name != "runs"]  # a sweep keeps each training run there
     if not found:
         raise fail(f"no metrics.json below {results}; make one with: mbd reproduce collision --out {results}/collision")
     try:
