@@ -47,10 +47,10 @@ def test_smoke_from_end_to_end(variant, tmp_path):
 
 
 INVENTED = {
-    "bayesian_layer": {3e-3: 0.2, 1e-3: 0.5, 3e-4: 0.4},
-    "gated_deltanet": {3e-3: 0.995},
-    "mamba2": {3e-3: None, 1e-3: 0.1, 3e-4: 0.2, 1e-4: 0.3},
-    "attention": {3e-3: 0.4, 1e-3: 0.3},
+    "bayesian_layer": {1e-2: 0.1, 3e-3: 0.2, 1e-3: 0.5, 3e-4: 0.4},
+    "gated_deltanet": {1e-2: 0.995},
+    "mamba2": {1e-2: None, 3e-3: None, 1e-3: 0.1, 3e-4: 0.2, 1e-4: 0.3},
+    "attention": {1e-2: 0.4, 3e-3: 0.3},
 }
 """Validation accuracies by arm and learning rate, None for one that diverges."""
 
@@ -73,11 +73,11 @@ def test_smaller_learning_rates_are_tried_while_they_are_better():
     assert {e["arm"]: set(e["validation"]) for e in outcome.metrics["arms"]} == {
         arm: {f"{rate:g}" for rate in rates} for arm, rates in INVENTED.items()
     }
-    assert [e["learning_rate"] for e in outcome.metrics["arms"]] == [1e-3, 3e-3, 1e-4, 3e-3]
+    assert [e["learning_rate"] for e in outcome.metrics["arms"]] == [1e-3, 1e-2, 1e-4, 1e-2]
     (table,) = (t for t in outcome.tables if t.title.startswith("Validation accuracy"))
-    assert table.headings == ["model", "0.0001", "0.0003", "0.001", "0.003", "chosen"]
-    assert list(table.rows[0][1:]) == ["not tried", "40.0", "50.0", "20.0", "0.001"]
-    assert list(table.rows[2][1:]) == ["30.0", "20.0", "10.0", "diverged", "0.0001"]
+    assert table.headings == ["model", "0.0001", "0.0003", "0.001", "0.003", "0.01", "chosen"]
+    assert list(table.rows[0][1:]) == ["not tried", "40.0", "50.0", "20.0", "10.0", "0.001"]
+    assert list(table.rows[2][1:]) == ["30.0", "20.0", "10.0", "diverged", "diverged", "0.0001"]
     assert "no further once a smaller one was worse" in table.note
     assert any("smaller learning rates were not tried" in note for note in outcome.notes)
 
@@ -109,7 +109,7 @@ def test_the_paper_s_settings_to_the_letter():
 def test_cpu_differs_from_the_paper_in_training_alone():
     for variant in VARIANTS:
         ours, theirs = getattr(CPU, variant), getattr(PAPER, variant)
-        assert set(ours.learning_rates) == {*theirs.learning_rates, 3e-3}
+        assert set(ours.learning_rates) == {*theirs.learning_rates, 3e-3, 1e-2}
         assert {kind.vocab_size for kind in ours.kinds} == {8192}
         assert {kind.length for kind in ours.kinds} == {64}
         if variant != "base":  # for which the paper gives neither lengths nor pairs

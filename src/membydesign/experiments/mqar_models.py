@@ -93,7 +93,7 @@ def make_model(
     embedding_range: float = 0.02,
     tied: bool = True,
 ) -> MQARModel:
-    """The model of an arm, before training. Linear maps start with standard deviation 1/√width.
+    """The model of an arm, before training. Linear maps start with standard deviation 2/√width.
 
     Args:
         arm: a name of `ARMS`.
@@ -122,12 +122,12 @@ def make_model(
         head_dim=head_dim,
         layer_options={layer: options},
         intermediate_size=0,
-        initializer_range=width**-0.5,
+        initializer_range=2 * width**-0.5,
         tie_word_embeddings=tied,
     )
     model = MQARModel(MemoryForCausalLM(config))
     with torch.no_grad():
-        model.language_model.model.embeddings.weight.mul_(embedding_range * width**0.5)
+        model.language_model.model.embeddings.weight.mul_(embedding_range * width**0.5 / 2)
     check_state(arm, model, width, head_dim)
     return model
 

@@ -190,6 +190,6 @@ def _choices(config: MQARConfig) -> str:
         f"{repeated}; learning rates were chosen on {config.validation_examples:,} validation sequences, and the "
         f"tests are {config.test_examples:,} others. The paper says neither how many there are, nor how weights "
         f"start: in all models, embeddings start with standard deviation {config.embedding_range:g} and linear maps "
-        f"with 1/√width, and the readout {readout}. Gradients are not clipped, since the paper mentions no clipping "
+        f"with 2/√width, and the readout {readout}. Gradients are not clipped, since the paper mentions no clipping "
         "for MQAR."
     )
