@@ -1,0 +1,93 @@
+"""The models of the from-scratch comparison: matched in recurrent state and, nearly, in weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from membydesign.models import MemoryConfig, MemoryForCausalLM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ARMS = {
+    "bayesian_layer": "Bayesian Layer",
+    "gated_deltanet": "Gated DeltaNet",
+    "mamba2": "Mamba-2",
+}
+"""The models that are compared, and what figures call them."""
+
+
+def configuration(
+    arm: str, *, vocab_size: int, layers: int = 4, num_heads: int = 4, head_dim: int = 128, dropout: float = 0.4
+) -> MemoryConfig:
+    """A model of the comparison, by default of the paper's size.
+
+    The width is num_heads·head_dim. Every model keeps 2·H·D² numbers for each of `layers` layers: the Bayesian Layer a
+    mean and a covariance, Gated DeltaNet values twice as wide as keys, Mamba-2 half as much in each of twice as many
+    blocks, which have no MLP. The paper states these shapes and 16–18M weights beside the embedding; the widths of
+    MLPs and the groups of Mamba-2 follow from that.
+
+    Args:
+        arm: a name of `ARMS`.
+        vocab_size: of the tokenizer.
+        layers: blocks of the Bayesian Layer and of Gated DeltaNet.
+        num_heads: H.
+        head_dim: D.
+        dropout: of the hidden units of MLPs.
+    """
+    makers: dict[str, Callable[[], MemoryConfig]] = {
+        "bayesian_layer": lambda: MemoryConfig(
+            vocab_size=vocab_size,
+            hidden_size=num_heads * head_dim,
+            num_hidden_layers=layers,
+            layers="bayesian_layer",
+            num_heads=num_heads,
+            head_dim=head_dim,
+            layer_options={"bayesian_layer": {"short_convolution": 4}},
+            intermediate_size=num_heads * head_dim * 15 // 4,
+            mlp_dropout=dropout,
+        ),
+        "gated_deltanet": lambda: MemoryConfig(
+            vocab_size=vocab_size,
+            hidden_size=num_heads * head_dim,
+            num_hidden_layers=layers,
+            layers="gated_deltanet",
+            num_heads=num_heads,
+            head_dim=head_dim,
+            layer_options={"gated_deltanet": {"value_dim": 2 * head_dim}},
+            intermediate_size=num_heads * head_dim * 11 // 4,
+            mlp_dropout=dropout,
+        ),
+        "mamba2": lambda: MemoryConfig(
+            vocab_size=vocab_size,
+            hidden_size=num_heads * head_dim,
+            num_hidden_layers=2 * layers,
+            layers="mamba2",
+            num_heads=4 * num_heads,
+            head_dim=head_dim // 2,
+            layer_options={"mamba2": {"value_dim": head_dim // 2, "num_key_heads": 2 * num_heads}},
+            intermediate_size=0,
+        ),
+    }
+    if arm not in makers:
+        raise ValueError(f"arm: expected one of {', '.join(makers)}, got {arm!r}")
+    return makers[arm]()
+
+
+def recurrent_state(model: MemoryForCausalLM) -> int:
+    """Numbers that all layers keep between two tokens, without the tails of convolutions."""
+    sizes = [mixer.state_size() for mixer in model.model.mixers()]
+    return sum(0 if size is None else size.recurrent for size in sizes)
+
+
+def weights_beside_embedding(model: MemoryForCausalLM) -> int:
+    """How many weights a model has without its embedding, which the readout shares."""
+    return sum(p.numel() for p in model.parameters()) - model.model.embeddings.weight.numel()
+
+
+def make_model(config: MemoryConfig, seed: int) -> MemoryForCausalLM:
+    """The model before training."""
+    torch.manual_seed(seed)
+    return MemoryForCausalLM(config)
