@@ -135,6 +135,7 @@ def bench(
     - **memory**: peak memory of the same tasks, each in a process of its own
     - **rate**: useful operations a second, beside the machine's own matrix products
     - **accuracy**: how far float32 is from float64 on streams that are hard, beside the loop over tokens
+    - **text**: tokens a second of packing text, counting its pairs and labelling AR-hits
     - **choices**: every backend and chunk size, from which the defaults are chosen
 
     All of it takes about half an hour; `mbd bench --only speed --size 1,4,2048,64` takes a minute.

@@ -1,1 +1,1 @@
-"""What models are trained and tested on: recall, random keys, MQAR."""
+"""What models are trained and tested on: recall, random keys, MQAR, text."""

@@ -7,4 +7,5 @@ works     our designs and Transformers' code, as tasks   rate      operations a 
 timing    rows, jobs and the interleaved clock           memory    peak memory, each in a process of its own
 sections  what can be chosen with --only                 choices   the table behind the default backend and chunk size
 page      tables for people, JSON for machines           accuracy  float32 against float64, on streams that are hard
+                                                         text      tokens a second, beside the obvious way
 """

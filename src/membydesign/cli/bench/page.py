@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,14 +84,14 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _side_by_side(rows: list[Row]) -> Page:
+def _side_by_side(rows: list[Row], size: str = "B,H,T,D") -> Page:
     """A group for each pair that is compared, a line for each size."""
     groups: dict[str, list[list[str]]] = {}
     for r in rows:
         name = f"{r.task}: {r.what}" + (f" / {r.against}" if r.against else "")
         groups.setdefault(name, []).append([r.size, number(r.value), number(r.reference), number(r.ratio)])
     unit = rows[0].unit
-    return Page(("B,H,T,D", f"first, {unit}", f"second, {unit}", "ratio"), groups)
+    return Page((size, f"first, {unit}", f"second, {unit}", "ratio"), groups)
 
 
 def _all_ways(rows: list[Row]) -> Page:
@@ -114,8 +115,8 @@ def _values(rows: list[Row]) -> Page:
     return Page(("", rows[0].against, *ways), groups)
 
 
-PAGES = {"choices": _all_ways, "accuracy": _values}
-"""The sections whose tables are not pairs side by side."""
+PAGES = {"choices": _all_ways, "accuracy": _values, "text": partial(_side_by_side, size="tokens")}
+"""The sections whose tables are not pairs side by side at sizes B,H,T,D."""
 
 
 def number(x: float | None) -> str:

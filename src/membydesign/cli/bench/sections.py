@@ -11,6 +11,7 @@ from membydesign.cli.bench.models import models
 from membydesign.cli.bench.rate import rate
 from membydesign.cli.bench.speed import growth, speed, transition
 from membydesign.cli.bench.steps import steps
+from membydesign.cli.bench.text import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,7 @@ SECTIONS: dict[str, Section] = {
     "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),
     "rate": Section("Useful operations a second; the ratio is the share of the matrix-product rate", rate),
     "accuracy": Section("Distance of float32 from float64, in units of the largest value", accuracy),
+    "text": Section("Text, in tokens a second; a ratio above 1 is faster than the obvious way", text),
     "choices": Section("Every backend and chunk size of the dense filter; times the fastest one's time", choices),
 }
 

@@ -29,9 +29,9 @@ class Row:
     """One thing measured, beside what it is compared with.
 
     Attributes:
-        section: speed, transitions, growth, memory, rate or choices.
-        task: forward, forward+backward or decode.
-        size: B,H,T,D.
+        section: its name in `SECTIONS`.
+        task: forward, forward+backward, decode or what the section does.
+        size: B,H,T,D, or tokens.
         what: what was measured.
         value: how much of `unit`; None if it failed.
         unit: of `value` and `reference`.

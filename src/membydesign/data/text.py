@@ -1,0 +1,269 @@
+"""Text as documents: from the Hugging Face Hub, from files, or Python's own help, which every machine has.
+
+A corpus says what it is (`describe`, which token files keep in their header) and gives its documents one by one
+(`documents`). How pieces of text become documents is a field of it, `cut`: "whole", or WikiText's "articles".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, final
+
+from membydesign.data.cuts import CUTS, check_cut
+from membydesign.data.mqar import check_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+SHARED_WORDS = 12
+"""Texts that have so many words in a row in common have them from one source."""
+
+
+class Corpus(ABC):
+    """Documents, and what they are."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What the corpus is, in JSON's types: the same for the same documents, another for others."""
+
+    @abstractmethod
+    def documents(self) -> Iterator[str]:
+        """The documents, always in the same order; none is blank.
+
+        Raises:
+            ValueError: if they cannot be found or read, or if there are none.
+        """
+
+
+def need(package: str, purpose: str) -> ModuleType:
+    """A package of the extra `text`; says how to install it if it is missing."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        install = f"{purpose} needs {package}: pip install 'memory-by-design[text]'"
+        raise ModuleNotFoundError(install, name=package) from error
+
+
+@final
+@dataclass(frozen=True)
+class HubText(Corpus):
+    """A dataset of the Hugging Face Hub, streamed: nothing is downloaded but what is read.
+
+    Attributes:
+        name: on the Hub, for example "Salesforce/wikitext"; or a local folder that `datasets` can load.
+        config: which of its configurations, for example "wikitext-103-v1".
+        split: "train", "validation", "test" or what it has.
+        column: the column of text.
+        cut: "whole", a document for each row, or "articles" of WikiText, whose rows are lines. None chooses by name.
+        revision: branch, tag or commit. With None the newest text counts, so that the name alone does not fix it.
+    """
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+    column: str = "text"
+    cut: str | None = None
+    revision: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("name", "split", "column"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value:
+                raise ValueError(f"{field}: expected a name, got {value!r}")
+        check_cut(self.cut)
+
+    @property
+    def cut_by(self) -> str:
+        """How rows become documents."""
+        return self.cut or ("articles" if self.name.rpartition("/")[2].lower() == "wikitext" else "whole")
+
+    def describe(self) -> dict[str, Any]:
+        """Names, not text: the Hub is not asked."""
+        return {
+            "kind": "dataset",
+            "name": self.name,
+            "config": self.config,
+            "split": self.split,
+            "column": self.column,
+            "cut": self.cut_by,
+            "revision": self.revision,
+        }
+
+    def documents(self) -> Iterator[str]:
+        """The documents of the stream, in its order."""
+        return _at_least_one(CUTS[self.cut_by](self._rows()), f"name: expected text in {self._called()}")
+
+    def _called(self) -> str:
+        return f"{self.name!r}, config {self.config!r}, split {self.split!r}"
+
+    def _rows(self) -> Iterator[str]:
+        datasets = need("datasets", "reading a dataset of the Hugging Face Hub")
+        try:
+            rows = datasets.load_dataset(
+                self.name, self.config, split=self.split, revision=self.revision, streaming=True
+            )
+            for row in rows:
+                yield self._text(row)
+        except _BadRow as error:
+            raise ValueError(str(error)) from None
+        except Exception as error:  # `datasets` raises errors of many kinds, of other packages too
+            raise ValueError(
+                f"name: expected a dataset that can be read, got {self._called()}: {type(error).__name__}: {error}. "
+                "Check the names on https://huggingface.co/datasets and the network (access to some datasets has to be "
+                "granted: `hf auth login`), or give a local folder of text instead"
+            ) from error
+
+    def _text(self, row: dict[str, Any]) -> str:
+        text = row.get(self.column)
+        if not isinstance(text, str):
+            columns = ", ".join(name for name, value in row.items() if isinstance(value, str)) or "none"
+            raise _BadRow(
+                f"column: expected a column of text of {self._called()} (columns of text: {columns}), "
+                f"got {self.column!r}"
+            )
+        return text
+
+
+class _BadRow(Exception):
+    """A row without text, told from errors of `datasets`."""
+
+
+@final
+@dataclass(frozen=True)
+class PythonHelp(Corpus):
+    """Python's own help, `pydoc_data.topics`, which comes with every Python: about 370 kB of English.
+
+    Every topic is a document. Some of them are parts of others (`help("while")` is also in `help("compound")`), so a
+    topic that is mostly in longer ones is left out: no text stands in both splits. Topics with a tenth of the text
+    are for validation, chosen by a hash of their names, so that most stay in their split from one Python to the next.
+
+    Attributes:
+        split: "train" or "validation".
+    """
+
+    split: Literal["train", "validation"] = "train"
+
+    def __post_init__(self) -> None:
+        if self.split not in ("train", "validation"):
+            raise ValueError(f"split: expected 'train' or 'validation', got {self.split!r}")
+
+    def describe(self) -> dict[str, Any]:
+        """The split, and a hash of its text, which differs from one Python to the next."""
+        digest = hashlib.sha256()
+        for document in self.documents():
+            digest.update(hashlib.sha256(document.encode()).digest())
+        return {"kind": "Python's help", "split": self.split, "cut": "topics", "sha256": digest.hexdigest()}
+
+    def documents(self) -> Iterator[str]:
+        """The topics, by name."""
+        return iter(_topics()[self.split])
+
+
+@cache
+def _topics() -> dict[str, tuple[str, ...]]:
+    """The topics of both splits."""
+    from pydoc_data.topics import topics
+
+    kept = _without_parts_of_others(topics)
+    apart = _about_a_tenth(kept)
+    return {
+        "train": tuple(kept[name] for name in sorted(kept) if name not in apart),
+        "validation": tuple(kept[name] for name in sorted(apart)),
+    }
+
+
+def _about_a_tenth(texts: dict[str, str]) -> set[str]:
+    """Names of texts, in the order of their hashes, as long as a tenth of all characters has room for them."""
+    room, chosen = sum(map(len, texts.values())) // 10, set()
+    for name in sorted(texts, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        if len(texts[name]) <= room:
+            room -= len(texts[name])
+            chosen.add(name)
+    return chosen
+
+
+def _without_parts_of_others(texts: dict[str, str]) -> dict[str, str]:
+    """Texts by name, without those of whose stretches of 12 words a half or more is in longer ones."""
+    kept: dict[str, str] = {}
+    seen: set[tuple[str, ...]] = set()
+    for name, text in sorted(texts.items(), key=lambda item: (-len(item[1]), item[0])):
+        words = text.split()
+        stretches = {tuple(words[i : i + SHARED_WORDS]) for i in range(len(words) - SHARED_WORDS + 1)}
+        if text.strip() and (not stretches or 2 * len(stretches & seen) < len(stretches)):
+            kept[name] = text
+            seen |= stretches
+    return kept
+
+
+@final
+@dataclass(frozen=True)
+class JoinedText(Corpus):
+    """Several corpora, one after another.
+
+    Attributes:
+        parts: at least one.
+    """
+
+    parts: tuple[Corpus, ...]
+
+    def __post_init__(self) -> None:
+        some = isinstance(self.parts, tuple) and len(self.parts) > 0
+        if not some or not all(isinstance(part, Corpus) for part in self.parts):
+            raise ValueError(f"parts: expected a tuple of at least one corpus, got {self.parts!r}")
+
+    def describe(self) -> dict[str, Any]:
+        """What the parts are."""
+        return {"kind": "joined", "parts": [part.describe() for part in self.parts]}
+
+    def documents(self) -> Iterator[str]:
+        """The documents of all parts."""
+        return (document for part in self.parts for document in part.documents())
+
+
+@final
+@dataclass(frozen=True)
+class PartOfText(Corpus):
+    """Some documents of a corpus: the first 50, or what comes after the first 1,000.
+
+    Attributes:
+        corpus: of which.
+        start: the first document, counted from 0.
+        stop: the one after the last; None for all that follow.
+    """
+
+    corpus: Corpus
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.corpus, Corpus):
+            raise ValueError(f"corpus: expected a corpus, got {self.corpus!r}")
+        check_whole("start", self.start, 0)
+        if self.stop is not None:
+            check_whole("stop", self.stop, self.start + 1)
+
+    def describe(self) -> dict[str, Any]:
+        """What the whole is, and which part."""
+        return {"kind": "part", "of": self.corpus.describe(), "start": self.start, "stop": self.stop}
+
+    def documents(self) -> Iterator[str]:
+        """The documents of the part."""
+        chosen = islice(self.corpus.documents(), self.start, self.stop)
+        return _at_least_one(chosen, f"start: expected fewer than the documents of {self.corpus}, got {self.start}")
+
+
+def _at_least_one(documents: Iterator[str], expected: str) -> Iterator[str]:
+    """The same documents; an error for none."""
+    first = next(documents, None)
+    if first is None:
+        raise ValueError(f"{expected}, got no document")
+    yield first
+    yield from documents
