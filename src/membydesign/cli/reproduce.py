@@ -28,6 +28,9 @@ def reproduce(
     preset: Annotated[str, typer.Option(help="smoke, cpu or paper (the same for an exact experiment).")] = "paper",
     variant: Annotated[str | None, typer.Option(help="Of mqar: base, update or block.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Of wikitext: the folder of texts that the cpu preset reads.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the preset's.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Training runs at a time. Default: one per core.")] = None,
     resume: Annotated[
@@ -41,6 +44,7 @@ def reproduce(
     - **recall**: models learn to recall under collisions, and are tested far beyond what they saw
     - **crowding**: more random keys than a memory has dimensions
     - **mqar**: multi-query associative recall with a shared vocabulary; `--variant base|update|block`
+    - **wikitext**: language models from scratch, and perplexity where only a memory knows the next token
 
     The presets: `paper` has the paper's settings to the letter, `cpu` those that two cores can do in hours, `smoke`
     shows in a minute that everything works and means nothing else. Training can be stopped at any moment: the same
@@ -60,7 +64,7 @@ def reproduce(
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
     with _Bars() as bars:
-        workspace = Workspace(out, workers or os.cpu_count() or 1, bars.stage, bars.total, bars.watch)
+        workspace = Workspace(out, workers or os.cpu_count() or 1, bars.stage, bars.total, bars.watch, data)
         try:
             outcome = module.run(config, workspace)
         except KeyboardInterrupt:
@@ -100,10 +104,11 @@ def _chosen(experiment: str, preset: str, variant: str | None, seeds: int | None
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors of training that say what to do; none if training is not installed."""
     try:
+        from membydesign.experiments.texts import TextsError
         from membydesign.training import CheckpointError, Diverged, SweepError
     except ModuleNotFoundError:
         return ()
-    return (CheckpointError, Diverged, SweepError)
+    return (CheckpointError, Diverged, SweepError, TextsError)
 
 
 class _Bars:

@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "recall": "membydesign.experiments.recall",
     "crowding": "membydesign.experiments.crowding",
     "mqar": "membydesign.experiments.mqar",
+    "wikitext": "membydesign.experiments.wikitext",
 }
 """Name of an experiment → the module that reproduces it."""
 

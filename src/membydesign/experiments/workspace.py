@@ -22,6 +22,7 @@ class Workspace:
         stage: called with the name of each stage.
         total: called with the number of training runs before they start.
         watch: called with the name of a training run and its progress, or None when it is done.
+        data: the folder of texts that settings name; None if there is none.
     """
 
     directory: Path = Path("runs")
@@ -29,6 +30,7 @@ class Workspace:
     stage: Callable[[str], None] = lambda _: None
     total: Callable[[int], None] = lambda _: None
     watch: Callable[[str, Progress | None], None] = lambda _name, _progress: None
+    data: Path | None = None
 
     @property
     def runs(self) -> Path:

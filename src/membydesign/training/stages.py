@@ -10,12 +10,14 @@ from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Trained, train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from accelerate import Accelerator
     from torch import Tensor, nn
 
-    from membydesign.training.loop import Batch, Progress
+    from membydesign.training.loop import Progress
+    from membydesign.training.processes import Batch
     from membydesign.training.settings import TrainSettings
 
 MEASURED = "measured.json"
@@ -32,6 +34,9 @@ def train_in_stages(
     seed: int,
     directory: Path,
     watch: Callable[[Progress], None] = lambda _: None,
+    multipliers: Mapping[str, float] | None = None,
+    rows_at_a_time: int | None = None,
+    accelerator: Accelerator | None = None,
 ) -> tuple[Trained, dict[str, Any]]:
     """Train a model as `train` does, and measure it on the way.
 
@@ -46,6 +51,9 @@ def train_in_stages(
         seed: of what is random within steps.
         directory: of log, checkpoint and measurements.
         watch: called after every step.
+        multipliers: as of `train`; and the next two.
+        rows_at_a_time: of each process.
+        accelerator: of Hugging Face Accelerate.
 
     Returns:
         What the run came to, and what was measured, by step.
@@ -54,7 +62,19 @@ def train_in_stages(
     for step in sorted({*milestones, settings.steps}):
         if str(step) in found and step < settings.steps:
             continue
-        trained = train(model, batch_of, losses_of, settings, seed=seed, directory=directory, until=step, watch=watch)
+        trained = train(
+            model,
+            batch_of,
+            losses_of,
+            settings,
+            seed=seed,
+            directory=directory,
+            until=step,
+            watch=watch,
+            multipliers=multipliers,
+            rows_at_a_time=rows_at_a_time,
+            accelerator=accelerator,
+        )
         if trained.step != step:
             raise CheckpointError(
                 f"{directory}: expected a checkpoint of step {step} or before, which has not been measured yet, "
