@@ -181,7 +181,7 @@ def test_the_trainer_trains(tmp_path):
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer = Trainer(model, arguments, train_dataset=rows)  # pyright: ignore[reportArgumentType]
     before = model.eval()(some_ids(4, 12), labels=some_ids(4, 12)).loss
     trainer.train()
     assert model.eval()(some_ids(4, 12), labels=some_ids(4, 12)).loss < 0.5 * before
