@@ -94,8 +94,10 @@ class TestNiah:
         assert f"stopped; the same command with --resume goes on from {tmp_path / 'x'}" in result.stderr
 
     def test_any_causal_language_model(self, tmp_path):
-        sizes = {"vocab_size": 256, "hidden_size": 16, "intermediate_size": 16}
-        LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(tmp_path)
+        config = LlamaConfig(
+            vocab_size=256, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+        LlamaForCausalLM(config).save_pretrained(tmp_path)
         bytes_tokenizer().save_pretrained(tmp_path)
         (tmp_path / "essays").mkdir()
         (tmp_path / "essays" / "a.txt").write_text("A short essay. It has two sentences.")

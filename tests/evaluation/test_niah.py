@@ -195,16 +195,21 @@ def test_a_haystack_that_is_too_short_begins_anew():
     assert short.text(3, 8) == "sentence here. One sentence. Another"
 
 
+def named_length(error: ValueError) -> int:
+    [number] = re.findall(r"at least ([0-9,]+)", str(error))
+    return int(number.replace(",", ""))
+
+
 @tasks
 def test_a_length_that_is_too_short_is_refused_with_the_shortest_that_would_do(task):
     made = niah()
     with pytest.raises(ValueError, match=f"^length: expected at least [0-9,]+ tokens for {task} .*, got 150") as caught:
         made.sample(task, 150, 0)
-    needed = int(re.search(r"at least ([0-9,]+)", str(caught.value))[1].replace(",", ""))
+    needed = named_length(caught.value)
     assert len(made._made(_Drawn.of(task, 150, 0, 0), made._least(TASKS[task])).token_ids) + 128 == needed
     with pytest.raises(ValueError, match="^length: expected at least") as caught:
         made.check_length(task, needed - 5, 30)
-    least = int(re.search(r"at least ([0-9,]+)", str(caught.value))[1].replace(",", ""))
+    least = named_length(caught.value)
     made.check_length(task, least + 20, 30)
     for index in range(3):
         assert len(made.sample(task, least + 20, index).token_ids) + 128 <= least + 20

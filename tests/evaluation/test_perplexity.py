@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from membydesign.evaluation.text import read_text
 from models.family import VOCABULARY, fresh_model, some_ids
 
 STREAM = some_ids(1000, seed=3)
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 32,
