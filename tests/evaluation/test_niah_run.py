@@ -138,6 +138,14 @@ def test_other_seeds_are_not_mixed(tmp_path):
         ask(Finder(), file=tmp_path / "a.jsonl", samples=1, seed=1)
 
 
+def test_other_prompts_are_not_mixed(tmp_path):
+    options = {"tasks": ["niah_single_2"], "lengths": [1500], "samples": 1, "file": tmp_path / "a.jsonl"}
+    answer(Finder(), niah(), **options)
+    other = NIAH(BYTES, Essays("Other essays. They are short."))
+    with pytest.raises(ValueError, match="file: expected answers to these samples in .*a.jsonl, got some to other"):
+        answer(Finder(), other, **options)
+
+
 def test_letters_that_end_lines_elsewhere_do_not_end_lines(tmp_path):
     one = Answered.of(niah().sample("niah_single_2", 1500, 0), "a\u2028b\x85c\rd\ne")
     (tmp_path / "a.jsonl").write_text(json.dumps(one.__dict__, ensure_ascii=False) + "\n", encoding="utf-8")

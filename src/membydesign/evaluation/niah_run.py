@@ -142,6 +142,9 @@ def answer(
         done = {one.key: one for one in read_answers(file)}
     if any(one.seed != seed for one in done.values()):
         raise ValueError(f"seed: expected that of {file}, {next(iter(done.values())).seed}, got {seed}")
+    known = next((key for key in wanted if key in done), None)
+    if known is not None and niah.sample(*known, seed).fingerprint != done[known].prompt_sha256:
+        raise ValueError(f"file: expected answers to these samples in {file}, got some to other prompts")
     left = [key for key in wanted if key not in done]
     tell = progress or (lambda *_: None)
     tell(len(wanted) - len(left), len(wanted))
