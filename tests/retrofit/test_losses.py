@@ -252,6 +252,25 @@ def test_gradient_checkpointing_changes_nothing():
         assert_close(found[1][name], gradient, 1e-10, name)
 
 
+def test_half_precision_is_for_the_maps_only():
+    teacher = teacher_of(dtype=torch.float32)
+    student = retrofit(teacher, LAYERS)
+    batch = {"input_ids": some_ids(2, 8)}
+
+    def losses():
+        first, second = phase_a_losses(teacher, student, batch), phase_b_loss(teacher, student, batch, WEIGHTS)
+        return torch.cat((first.losses, second.nmse, second.kl[None], next_token_losses(teacher, batch)))
+
+    expected = losses()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = losses()
+        phase_b_loss(teacher, student, batch, WEIGHTS).loss.backward()
+    assert found.dtype == torch.float32
+    assert_close(found, expected, 0.1)
+    assert not torch.equal(found, expected)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in student.parameters())
+
+
 def test_a_few_steps_of_each_phase_help():
     teacher, student = pair(start="fresh")
     batch = {"input_ids": some_ids(4, 12)}
