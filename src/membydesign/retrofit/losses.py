@@ -1,0 +1,222 @@
+"""What distillation descends: how far a student's layers and predictions are from its teacher's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from membydesign.layers.parameters import wide
+from membydesign.retrofit.replace import mixer_of, replaced_layers
+from membydesign.retrofit.tokens import token_cross_entropies, token_divergences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from membydesign.models import MemoryForCausalLM
+    from membydesign.retrofit.schedule import LossWeights
+
+    Batch = Mapping[str, Tensor]
+
+COSINE_WEIGHT = 0.05
+"""Of the cosine in Phase A."""
+
+VARIANCE_FLOOR = 1e-6
+"""Added to the variance that an NMSE is divided by."""
+
+BATCH = ("input_ids", "attention_mask", "cu_seqlens")
+"""What a batch may hold: arguments of the model."""
+
+
+class Boundary(NamedTuple):
+    """What went into a sequence layer and what came out, padding left out.
+
+    Attributes:
+        x: its input, behind the block's norm, [B,T,hidden_size].
+        y: its output, before it is added to the residual stream, [B,T,hidden_size].
+        cu_seqlens: boundaries of packed sequences; None for none.
+    """
+
+    x: Tensor
+    y: Tensor
+    cu_seqlens: Tensor | None
+
+
+@contextmanager
+def recorded(model: MemoryForCausalLM, layers: Sequence[int]) -> Iterator[dict[int, Boundary]]:
+    """While it lasts, what goes through the sequence layers at some indices is kept, the latest call of each."""
+    found: dict[int, Boundary] = {}
+
+    def hook_of(i: int) -> Any:
+        def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], out: tuple[Any, ...]) -> None:
+            found[i] = Boundary(given[0], out[0], named.get("cu_seqlens"))
+
+        return hook
+
+    handles = [mixer_of(model, i).register_forward_hook(hook_of(i), with_kwargs=True) for i in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def nmse(y: Tensor, target: Tensor) -> Tensor:
+    r"""$\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$.
+
+    Mean and variance are over all entries of all tokens together, and the variance is that of the entries themselves
+    (divided by their number), so that predicting their mean costs 1 whatever the batch.
+
+    Args:
+        y: [...,hidden_size].
+        target: the teacher's, of the same shape.
+    """
+    y, target = wide(y), wide(target)
+    return (y - target).square().mean() / (target.var(correction=0) + VARIANCE_FLOOR)
+
+
+def mean_cosine(y: Tensor, target: Tensor) -> Tensor:
+    """The cosine between the outputs for each token, [...,hidden_size], averaged over tokens."""
+    return F.cosine_similarity(wide(y), wide(target), dim=-1).mean()
+
+
+@dataclass(frozen=True)
+class PhaseALosses:
+    """How far each replaced layer is from its teacher's.
+
+    Attributes:
+        layers: n indices.
+        nmse: [n].
+        cosine: [n].
+    """
+
+    layers: tuple[int, ...]
+    nmse: Tensor
+    cosine: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """NMSE + 0.05·(1 − cosine) of each layer, [n]."""
+        return self.nmse + COSINE_WEIGHT * (1 - self.cosine)
+
+
+def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch: Batch) -> PhaseALosses:
+    """Phase A: every replaced layer, given what its teacher's layer is given, beside what that makes of it.
+
+    The teacher runs once, without gradients. Each new layer gets the teacher's own input of that layer, so that the
+    layers do not see each other: the sum of their losses has the gradients that each would have alone.
+
+    Args:
+        teacher: a Gated DeltaNet.
+        student: what `retrofit` made of it.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
+    """
+    layers = replaced_layers(teacher, student)
+    with torch.no_grad(), recorded(teacher, layers) as theirs:
+        teacher.model(**_inputs(batch), use_cache=False)
+    ys = _on_inputs_of(theirs, student)
+    pairs = [(ys[i], theirs[i].y) for i in layers]
+    return PhaseALosses(
+        tuple(layers), torch.stack([nmse(*p) for p in pairs]), torch.stack([mean_cosine(*p) for p in pairs])
+    )
+
+
+@dataclass(frozen=True)
+class PhaseBLoss:
+    """How far a hybrid is from its teacher.
+
+    Attributes:
+        layers: n indices.
+        weights: of the two parts.
+        kl: KL(teacher ‖ student) of the next token, mean over tokens, a scalar.
+        nmse: of each replaced layer, [n].
+    """
+
+    layers: tuple[int, ...]
+    weights: LossWeights
+    kl: Tensor
+    nmse: Tensor
+
+    @property
+    def loss(self) -> Tensor:
+        """λ_KL·KL + λ_b·(mean NMSE over layers), a scalar."""
+        return self.weights.kl * self.kl + self.weights.boundary * self.nmse.mean()
+
+
+def phase_b_loss(
+    teacher: MemoryForCausalLM,
+    student: MemoryForCausalLM,
+    batch: Batch,
+    weights: LossWeights,
+    *,
+    matched: Literal["tokens", "layer_inputs"] = "tokens",
+    slice_size: int = 512,
+) -> PhaseBLoss:
+    """Phase B: the whole hybrid beside its teacher.
+
+    Args:
+        teacher: a Gated DeltaNet.
+        student: what `retrofit` made of it.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
+        weights: of the step, from `PhaseBSchedule.weights`.
+        matched: what the two have in common where their layers are compared. "tokens": the batch, and each layer's
+            output is that of its own model's forward pass; the loss then also sees, and mends, errors that come from
+            replaced layers below. "layer_inputs": the student's layers run a second time on the teacher's inputs, as
+            in Phase A.
+        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
+    """
+    if matched not in ("tokens", "layer_inputs"):
+        raise ValueError(f'matched: expected "tokens" or "layer_inputs", got {matched!r}')
+    layers, inputs = replaced_layers(teacher, student), _inputs(batch)
+    with torch.no_grad(), recorded(teacher, layers) as theirs:
+        hidden = teacher.model(**inputs, use_cache=False).last_hidden_state
+    with recorded(student, layers) as own:
+        ours = student.model(**inputs, use_cache=False).last_hidden_state
+    present = inputs.get("attention_mask")
+    if present is not None:
+        hidden, ours = hidden[present.bool()], ours[present.bool()]
+    heads = teacher.lm_head.weight.detach(), student.lm_head.weight
+    kl = token_divergences(hidden.flatten(0, -2), ours.flatten(0, -2), *heads, slice_size=slice_size).mean()
+    ys = {i: own[i].y for i in layers} if matched == "tokens" else _on_inputs_of(theirs, student)
+    return PhaseBLoss(tuple(layers), weights, kl, torch.stack([nmse(ys[i], theirs[i].y) for i in layers]))
+
+
+def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int = 512) -> Tensor:
+    """The control: cross-entropy of every token given those before it, [N], in nats.
+
+    Args:
+        model: a model of its own, such as the Gated DeltaNet that is trained on.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be. First tokens of sequences are no
+            targets.
+        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
+    """
+    inputs = _inputs(batch)
+    ids, present, bounds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("cu_seqlens")
+    hidden = model.model(**inputs, use_cache=False).last_hidden_state
+    wanted = torch.ones_like(ids[:, 1:], dtype=torch.bool)
+    if present is not None:
+        wanted &= present[:, 1:].bool() & present[:, :-1].bool()
+    if bounds is not None:
+        starts = bounds[1:-1].to(ids.device, torch.long)
+        wanted[0, starts[(starts > 0) & (starts < ids.shape[1])] - 1] = False  # empty sequences begin at the ends too
+    return token_cross_entropies(
+        hidden[:, :-1][wanted], ids[:, 1:][wanted], model.lm_head.weight, slice_size=slice_size
+    )
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    if "input_ids" not in batch:
+        raise ValueError(f"batch: expected input_ids, got {', '.join(batch) or 'nothing'}")
+    for name in batch:
+        if name not in BATCH:
+            raise ValueError(f"batch: expected {', '.join(BATCH)} alone, got {name!r}")
+    return dict(batch)
+
+
+def _on_inputs_of(theirs: Mapping[int, Boundary], student: MemoryForCausalLM) -> dict[int, Tensor]:
+    """The outputs of a student's layers on the teacher's inputs."""
+    return {i: mixer_of(student, i)(b.x, cu_seqlens=b.cu_seqlens)[0] for i, b in theirs.items()}
