@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from membydesign.models import MemoryConfig, MemoryForCausalLM
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ARMS = {
     "bayesian_layer": "Bayesian Layer",
@@ -37,43 +32,30 @@ def configuration(
         head_dim: D.
         dropout: of the hidden units of MLPs.
     """
-    makers: dict[str, Callable[[], MemoryConfig]] = {
-        "bayesian_layer": lambda: MemoryConfig(
-            vocab_size=vocab_size,
-            hidden_size=num_heads * head_dim,
-            num_hidden_layers=layers,
-            layers="bayesian_layer",
-            num_heads=num_heads,
-            head_dim=head_dim,
-            layer_options={"bayesian_layer": {"short_convolution": 4}},
-            intermediate_size=num_heads * head_dim * 15 // 4,
-            mlp_dropout=dropout,
-        ),
-        "gated_deltanet": lambda: MemoryConfig(
-            vocab_size=vocab_size,
-            hidden_size=num_heads * head_dim,
-            num_hidden_layers=layers,
-            layers="gated_deltanet",
-            num_heads=num_heads,
-            head_dim=head_dim,
-            layer_options={"gated_deltanet": {"value_dim": 2 * head_dim}},
-            intermediate_size=num_heads * head_dim * 11 // 4,
-            mlp_dropout=dropout,
-        ),
-        "mamba2": lambda: MemoryConfig(
-            vocab_size=vocab_size,
-            hidden_size=num_heads * head_dim,
-            num_hidden_layers=2 * layers,
-            layers="mamba2",
-            num_heads=4 * num_heads,
-            head_dim=head_dim // 2,
-            layer_options={"mamba2": {"value_dim": head_dim // 2, "num_key_heads": 2 * num_heads}},
-            intermediate_size=0,
-        ),
-    }
-    if arm not in makers:
-        raise ValueError(f"arm: expected one of {', '.join(makers)}, got {arm!r}")
-    return makers[arm]()
+    width = num_heads * head_dim
+    match arm:
+        case "bayesian_layer":
+            blocks, heads, rows, hidden = layers, num_heads, head_dim, width * 15 // 4
+            options = {"short_convolution": 4}
+        case "gated_deltanet":
+            blocks, heads, rows, hidden = layers, num_heads, head_dim, width * 11 // 4
+            options = {"value_dim": 2 * head_dim}
+        case "mamba2":
+            blocks, heads, rows, hidden = 2 * layers, 4 * num_heads, head_dim // 2, 0
+            options = {"value_dim": head_dim // 2, "num_key_heads": 2 * num_heads}
+        case _:
+            raise ValueError(f"arm: expected one of {', '.join(ARMS)}, got {arm!r}")
+    return MemoryConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        num_hidden_layers=blocks,
+        layers=arm,
+        num_heads=heads,
+        head_dim=rows,
+        layer_options={arm: options},
+        intermediate_size=hidden,
+        mlp_dropout=dropout,
+    )
 
 
 def recurrent_state(model: MemoryForCausalLM) -> int:

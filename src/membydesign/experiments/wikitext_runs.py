@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from membydesign.data.token_files import TokenFile
     from membydesign.training import Progress, TrainSettings
+    from membydesign.training.processes import Precision
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class WikitextRun:
     num_heads: int
     head_dim: int
     dropout: float
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     rows_at_a_time: int | None = None
     held_out_windows: int | None = None
     probe: bool = False
@@ -94,7 +95,7 @@ def work(config: WikitextRun, directory: Path, watch: Callable[[Progress], None]
         directory=directory,
         watch=watch,
         rows_at_a_time=config.rows_at_a_time,
-        accelerator=make_accelerator(config.precision),  # pyright: ignore[reportArgumentType]
+        accelerator=make_accelerator(config.precision),
     )
     metrics |= {"steps": trained.step, "training_loss": trained.loss, "seconds": round(trained.seconds, 1)}
     metrics |= {"validation": {"loss": measured[str(trained.step)], "curve": measured}, "held_out": None}

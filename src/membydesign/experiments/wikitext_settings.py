@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from membydesign.experiments.texts import Texts
 from membydesign.experiments.wikitext_models import ARMS
 from membydesign.experiments.wikitext_runs import WikitextRun
 from membydesign.training import TrainSettings
+
+if TYPE_CHECKING:
+    from membydesign.training.processes import Precision
 
 _WIKITEXT = "hub:Salesforce/wikitext:wikitext-103-v1"
 
@@ -45,7 +49,7 @@ class WikitextConfig:
     num_heads: int = 4
     head_dim: int = 128
     dropout: float = 0.4
-    precision: str = "bf16"
+    precision: Precision = "bf16"
     rows_at_a_time: int | None = 16
     held_out_windows: int | None = 288
     arms: tuple[str, ...] = tuple(ARMS)

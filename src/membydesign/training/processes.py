@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     Batch = Mapping[str, Tensor]
+    Precision = Literal["fp32", "bf16"]
 
 
-def make_accelerator(precision: Literal["fp32", "bf16"] = "fp32") -> Accelerator:
+def make_accelerator(precision: Precision = "fp32") -> Accelerator:
     """Hugging Face Accelerate as `accelerate launch` asks for it, on CPUs where there is nothing else.
 
     Args:
