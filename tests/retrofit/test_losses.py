@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from closeness import assert_close
+from membydesign.models import next_token_losses, token_cross_entropies, token_divergences
 from membydesign.retrofit import (
     LossWeights,
     freeze,
     mean_cosine,
-    next_token_losses,
     nmse,
     phase_a_losses,
     phase_a_mask,
@@ -20,8 +20,6 @@ from membydesign.retrofit import (
     phase_b_mask,
     recorded,
     retrofit,
-    token_cross_entropies,
-    token_divergences,
 )
 from models.family import some_ids
 from retrofit.tiny import batches, mixer, teacher_of

@@ -122,6 +122,70 @@ class Needle:
 
 @final
 @dataclass(frozen=True)
+class Posed:
+    """A question about a haystack.
+
+    Attributes:
+        prompt: what a model is given, up to the beginning of its answer.
+        answer_prefix: the end of the prompt.
+        needles: all that are hidden, in the order in which they stand.
+        asked: those that are asked for, in the order of the question.
+    """
+
+    prompt: str
+    answer_prefix: str
+    needles: tuple[Needle, ...]
+    asked: tuple[Needle, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Hidden:
+    """What is hidden and asked, before there is a haystack.
+
+    Attributes:
+        task: the kind of question.
+        stream: of random numbers, from which depths are drawn too.
+        pairs: of key and value.
+        keys: that are asked for.
+    """
+
+    task: Task
+    stream: tuple[str | int, ...]
+    pairs: tuple[tuple[str, str], ...]
+    keys: tuple[str, ...]
+
+    @staticmethod
+    def drawn(task: Task, stream: tuple[str | int, ...]) -> Hidden:
+        """Keys and values at random, all different, so that a question has one answer."""
+        source = generator(*stream)
+        keys: dict[str, None] = {}
+        while len(keys) < task.keys:
+            adjective, noun = (words[_below(len(words), source)] for words in (ADJECTIVES, NOUNS))
+            keys.setdefault(f"{adjective}-{noun}")
+        values: dict[str, None] = {}
+        while len(values) < task.needles:
+            values.setdefault(_VALUES[task.kind](source))
+        repeated = [key for key in keys for _ in range(task.values)]
+        order = torch.randperm(task.keys, generator=source)[: task.queries].tolist()
+        pairs = tuple(zip(repeated, values, strict=True))
+        return Hidden(task, stream, pairs, tuple(list(keys)[i] for i in order))
+
+    def pose(self, haystack: Haystack, units: int) -> Posed:
+        """The question about so many units of a haystack."""
+        depths = haystack.draw_depths(self.task.needles, units, generator(*self.stream, "depths"))
+        needles = [
+            Needle(key, value, self.task.kind, depth) for (key, value), depth in zip(self.pairs, depths, strict=True)
+        ]
+        standing = sorted(needles, key=lambda needle: needle.depth)
+        context = haystack.hide([needle.text for needle in standing], [needle.depth for needle in standing], units)
+        question, prefix = self.task.prompt(context, _listed(self.keys))
+        asked = tuple(needle for key in self.keys for needle in needles if needle.key == key)
+        return Posed(question + prefix, prefix, tuple(standing), asked)
+
+
+@final
+@dataclass(frozen=True)
 class Sample:
     """One question.
 
@@ -243,64 +307,37 @@ class NIAH:
 
     def _made(self, drawn: _Drawn, units: int) -> Sample:
         """The sample with so much haystack, whether it fits or not."""
-        haystack = self.haystacks[drawn.task.haystack]
-        depths = haystack.draw_depths(drawn.task.needles, units, generator(*drawn.stream, "depths"))
-        needles = [
-            Needle(key, value, drawn.task.kind, depth) for (key, value), depth in zip(drawn.pairs, depths, strict=True)
-        ]
-        standing = sorted(needles, key=lambda needle: needle.depth)
-        context = haystack.hide([needle.text for needle in standing], [needle.depth for needle in standing], units)
-        question, prefix = drawn.task.prompt(context, _listed(drawn.asked))
+        posed = drawn.hidden.pose(self.haystacks[drawn.task.haystack], units)
         return Sample(
             task=drawn.task.name,
             length=drawn.length,
             seed=drawn.seed,
             index=drawn.index,
-            prompt=question + prefix,
-            answer_prefix=prefix,
-            needles=tuple(standing),
-            asked=tuple(needle for key in drawn.asked for needle in needles if needle.key == key),
+            prompt=posed.prompt,
+            answer_prefix=posed.answer_prefix,
+            needles=posed.needles,
+            asked=posed.asked,
             units=units,
-            token_ids=tuple(self.encode(question + prefix)),
+            token_ids=tuple(self.encode(posed.prompt)),
         )
 
 
 @final
 @dataclass(frozen=True)
 class _Drawn:
-    """What a sample hides and asks, before there is a haystack: pairs of key and value, and keys asked for."""
+    """A sample before there is a haystack."""
 
     task: Task
     length: int
     seed: int
     index: int
-    pairs: tuple[tuple[str, str], ...]
-    asked: tuple[str, ...]
-
-    @property
-    def stream(self) -> tuple[str | int, ...]:
-        return _stream(self.task.name, self.length, self.seed, self.index)
+    hidden: Hidden
 
     @staticmethod
     def of(name: str, length: int, seed: int, index: int) -> _Drawn:
         if name not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {name!r}")
-        task, source = TASKS[name], generator(*_stream(name, length, seed, index))
-        keys: dict[str, None] = {}  # all different, so that a question has one answer; likewise values
-        while len(keys) < task.keys:
-            adjective, noun = (words[_below(len(words), source)] for words in (ADJECTIVES, NOUNS))
-            keys.setdefault(f"{adjective}-{noun}")
-        values: dict[str, None] = {}
-        while len(values) < task.needles:
-            values.setdefault(_VALUES[task.kind](source))
-        repeated = [key for key in keys for _ in range(task.values)]
-        order = torch.randperm(task.keys, generator=source)[: task.queries].tolist()
-        pairs = tuple(zip(repeated, values, strict=True))
-        return _Drawn(task, length, seed, index, pairs, tuple(list(keys)[i] for i in order))
-
-
-def _stream(*path: str | int) -> tuple[str | int, ...]:
-    return ("niah", *path)
+        return _Drawn(TASKS[name], length, seed, index, Hidden.drawn(TASKS[name], ("niah", name, length, seed, index)))
 
 
 @final

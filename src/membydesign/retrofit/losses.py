@@ -11,25 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from membydesign.layers.parameters import wide
+from membydesign.models.token_losses import SLICE, model_inputs, token_divergences
 from membydesign.retrofit.replace import mixer_of, replaced_layers
-from membydesign.retrofit.tokens import token_cross_entropies, token_divergences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from membydesign.models import MemoryForCausalLM
+    from membydesign.models.token_losses import Batch
     from membydesign.retrofit.schedule import LossWeights
-
-    Batch = Mapping[str, Tensor]
 
 COSINE_WEIGHT = 0.05
 """Of the cosine in Phase A."""
 
 VARIANCE_FLOOR = 1e-6
 """Added to the variance that an NMSE is divided by."""
-
-BATCH = ("input_ids", "attention_mask", "cu_seqlens")
-"""What a batch may hold: arguments of the model."""
 
 
 class Boundary(NamedTuple):
@@ -117,7 +113,7 @@ def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch
     """
     layers = replaced_layers(teacher, student)
     with torch.no_grad(), recorded(teacher, layers) as theirs:
-        teacher.model(**_inputs(batch), use_cache=False)
+        teacher.model(**model_inputs(batch), use_cache=False)
     ys = _on_inputs_of(theirs, student)
     pairs = [(ys[i], theirs[i].y) for i in layers]
     return PhaseALosses(
@@ -154,7 +150,7 @@ def phase_b_loss(
     weights: LossWeights,
     *,
     matched: Literal["tokens", "layer_inputs"] = "tokens",
-    slice_size: int = 512,
+    slice_size: int = SLICE,
 ) -> PhaseBLoss:
     """Phase B: the whole hybrid beside its teacher.
 
@@ -171,7 +167,7 @@ def phase_b_loss(
     """
     if matched not in ("tokens", "layer_inputs"):
         raise ValueError(f'matched: expected "tokens" or "layer_inputs", got {matched!r}')
-    layers, inputs = replaced_layers(teacher, student), _inputs(batch)
+    layers, inputs = replaced_layers(teacher, student), model_inputs(batch)
     with torch.no_grad(), recorded(teacher, layers) as theirs:
         hidden = teacher.model(**inputs, use_cache=False).last_hidden_state
     with recorded(student, layers) as own:
@@ -183,38 +179,6 @@ def phase_b_loss(
     kl = token_divergences(hidden.flatten(0, -2), ours.flatten(0, -2), *heads, slice_size=slice_size).mean()
     ys = {i: own[i].y for i in layers} if matched == "tokens" else _on_inputs_of(theirs, student)
     return PhaseBLoss(tuple(layers), weights, kl, torch.stack([nmse(ys[i], theirs[i].y) for i in layers]))
-
-
-def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int = 512) -> Tensor:
-    """The control: cross-entropy of every token given those before it, [N], in nats.
-
-    Args:
-        model: a model of its own, such as the Gated DeltaNet that is trained on.
-        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be. First tokens of sequences are no
-            targets.
-        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
-    """
-    inputs = _inputs(batch)
-    ids, present, bounds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("cu_seqlens")
-    hidden = model.model(**inputs, use_cache=False).last_hidden_state
-    wanted = torch.ones_like(ids[:, 1:], dtype=torch.bool)
-    if present is not None:
-        wanted &= present[:, 1:].bool() & present[:, :-1].bool()
-    if bounds is not None:
-        starts = bounds[1:-1].to(ids.device, torch.long)
-        wanted[0, starts[(starts > 0) & (starts < ids.shape[1])] - 1] = False  # empty sequences begin at the ends too
-    return token_cross_entropies(
-        hidden[:, :-1][wanted], ids[:, 1:][wanted], model.lm_head.weight, slice_size=slice_size
-    )
-
-
-def _inputs(batch: Batch) -> dict[str, Any]:
-    if "input_ids" not in batch:
-        raise ValueError(f"batch: expected input_ids, got {', '.join(batch) or 'nothing'}")
-    for name in batch:
-        if name not in BATCH:
-            raise ValueError(f"batch: expected {', '.join(BATCH)} alone, got {name!r}")
-    return dict(batch)
 
 
 def _on_inputs_of(theirs: Mapping[int, Boundary], student: MemoryForCausalLM) -> dict[int, Tensor]:

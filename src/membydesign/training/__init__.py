@@ -1,7 +1,7 @@
 """One small loop that every experiment trains with: schedule, checkpoints, exact resumption, sweeps."""
 
 from membydesign.training.checkpoint import CheckpointError
-from membydesign.training.language import NextToken, next_token_losses
+from membydesign.training.language import NextToken, all_losses
 from membydesign.training.loop import Diverged, Progress, Trained, train
 from membydesign.training.processes import make_accelerator
 from membydesign.training.settings import TrainSettings
@@ -18,9 +18,9 @@ __all__ = [
     "SweepError",
     "TrainSettings",
     "Trained",
+    "all_losses",
     "make_accelerator",
     "measured",
-    "next_token_losses",
     "sweep",
     "train",
     "train_in_stages",

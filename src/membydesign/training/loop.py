@@ -79,6 +79,7 @@ def train(
     until: int | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     multipliers: Mapping[str, float] | None = None,
+    clip_groups: Callable[[str], str] | None = None,
     rows_at_a_time: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> Trained:
@@ -99,6 +100,8 @@ def train(
         until: stop after this step, with a checkpoint; None for the end of the run.
         watch: called after every step.
         multipliers: by names of parameters, of their learning rates; 1 for those not named.
+        clip_groups: the group of a parameter, by its name; gradients of different groups are clipped apart. None clips
+            all of them together.
         rows_at_a_time: of each process; gradients are accumulated over its share of a batch. None for the whole share.
         accelerator: of Hugging Face Accelerate; None makes one.
 
@@ -110,6 +113,7 @@ def train(
     until = settings.steps if until is None else until
     prepared, stepper = prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers))
     inner = accelerator.unwrap_model(prepared)
+    clipped = _groups(inner, clip_groups)
     place = _START if directory is None else _restore(directory, inner, stepper)
     if place["step"] >= until:
         return Trained(place["step"], place["loss"], place["seconds"])
@@ -124,8 +128,8 @@ def train(
         batch = batch_of(step)
         value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
         _finite(step, "loss", value)
-        if settings.clip is not None:
-            norm = accelerator.clip_grad_norm_(prepared.parameters(), settings.clip)
+        for group in clipped if settings.clip is not None else ():
+            norm = accelerator.clip_grad_norm_(group, settings.clip)
             _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
         stepper.step()
         stepper.zero_grad()
@@ -150,6 +154,15 @@ _START: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0}
 def _restore(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     return checkpoint.load(directory, model, optimiser) or _START
+
+
+def _groups(model: nn.Module, group_of: Callable[[str], str] | None) -> list[list[nn.Parameter]]:
+    """The parameters whose gradients are clipped together."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(group_of(name) if group_of else "", []).append(parameter)
+    return [*groups.values()]
 
 
 def _gradients(

@@ -35,6 +35,7 @@ def train_in_stages(
     directory: Path,
     watch: Callable[[Progress], None] = lambda _: None,
     multipliers: Mapping[str, float] | None = None,
+    clip_groups: Callable[[str], str] | None = None,
     rows_at_a_time: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> tuple[Trained, dict[str, Any]]:
@@ -51,7 +52,8 @@ def train_in_stages(
         seed: of what is random within steps.
         directory: of log, checkpoint and measurements.
         watch: called after every step.
-        multipliers: as of `train`; and the next two.
+        multipliers: as of `train`; and the next three.
+        clip_groups: the group of a parameter.
         rows_at_a_time: of each process.
         accelerator: of Hugging Face Accelerate.
 
@@ -72,6 +74,7 @@ def train_in_stages(
             until=step,
             watch=watch,
             multipliers=multipliers,
+            clip_groups=clip_groups,
             rows_at_a_time=rows_at_a_time,
             accelerator=accelerator,
         )

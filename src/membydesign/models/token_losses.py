@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,59 @@ from membydesign.layers.base import positive
 from membydesign.layers.parameters import wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from membydesign.models.modeling import MemoryForCausalLM
+
+    Batch = Mapping[str, Tensor]
+
+BATCH = ("input_ids", "attention_mask", "cu_seqlens")
+"""What a batch may hold: arguments of the model."""
+
+SLICE = 512
+"""Tokens whose logits are in memory at a time: those of a whole batch would be the largest tensor of a run by far."""
+
+
+def model_inputs(batch: Batch) -> dict[str, Any]:
+    """A batch as arguments of a model; refuses what is none."""
+    if "input_ids" not in batch:
+        raise ValueError(f"batch: expected input_ids, got {', '.join(batch) or 'nothing'}")
+    for name in batch:
+        if name not in BATCH:
+            raise ValueError(f"batch: expected {', '.join(BATCH)} alone, got {name!r}")
+    return dict(batch)
+
+
+def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int = SLICE) -> Tensor:
+    """The cross-entropy of every token given those before it, [N], in nats.
+
+    Args:
+        model: a language model.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be. First tokens of sequences are no
+            targets.
+        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
+    """
+    inputs = model_inputs(batch)
+    ids, present, bounds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("cu_seqlens")
+    hidden = model.model(**inputs, use_cache=False).last_hidden_state
+    wanted = torch.ones_like(ids[:, 1:], dtype=torch.bool)
+    if present is not None:
+        wanted &= present[:, 1:].bool() & present[:, :-1].bool()
+    if bounds is not None:
+        starts = bounds[1:-1].to(ids.device, torch.long)
+        wanted[0, starts[(starts > 0) & (starts < ids.shape[1])] - 1] = False  # empty sequences begin at the ends too
+    return token_cross_entropies(
+        hidden[:, :-1][wanted], ids[:, 1:][wanted], model.lm_head.weight, slice_size=slice_size
+    )
 
 
 def token_divergences(
-    teacher_hidden: Tensor, student_hidden: Tensor, teacher_head: Tensor, student_head: Tensor, *, slice_size: int = 512
+    teacher_hidden: Tensor,
+    student_hidden: Tensor,
+    teacher_head: Tensor,
+    student_head: Tensor,
+    *,
+    slice_size: int = SLICE,
 ) -> Tensor:
     r"""$\mathrm{KL}(p \,\|\, q) = \sum_w p_w (\log p_w - \log q_w)$ of each token's next-token distributions, [N].
 
@@ -40,7 +88,7 @@ def token_divergences(
     return _in_slices(divergence, teacher_hidden, student_hidden, slice_size)
 
 
-def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slice_size: int = 512) -> Tensor:
+def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slice_size: int = SLICE) -> Tensor:
     """The cross-entropy of each token's next one, [N], in nats, as `token_divergences` goes about it.
 
     Args:
