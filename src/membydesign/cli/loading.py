@@ -17,11 +17,10 @@ TOKENIZER_HINT = (
 
 
 def quiet() -> None:
-    """Let Transformers draw no bars of its own and say nothing but errors."""
-    from transformers.utils import logging
+    """Let Transformers say nothing but errors."""
+    from membydesign.models.quiet import quiet as silence
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    silence()
 
 
 def usable_device(name: str | None) -> str:

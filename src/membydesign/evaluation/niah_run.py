@@ -112,6 +112,7 @@ def answer(
     lengths: Sequence[int],
     samples: int = 100,
     seed: int = 0,
+    share: tuple[int, int] = (0, 1),
     batch_size: int | None = None,
     file: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -125,14 +126,17 @@ def answer(
         lengths: of contexts, in tokens.
         samples: of each task and length.
         seed: of the samples.
+        share: of several processes that ask together, the number of this one, from 0, and how many there are; each
+            takes every so-manieth sample.
         batch_size: prompts at a time; as many as make 16,384 tokens if none is given.
         file: JSON lines to which every batch is added when it is done; what it holds already is not asked again.
         progress: told how many samples are done, of how many.
 
     Returns:
-        The answers, by task, length and number.
+        The answers of this process, by task, length and number.
     """
-    wanted = [(task, length, index) for task in tasks for length in lengths for index in range(samples)]
+    mine = range(share[0], samples, share[1])
+    wanted = [(task, length, index) for task in tasks for length in lengths for index in mine]
     for task in tasks:
         for length in lengths:
             niah.check_length(task, length, samples, seed)

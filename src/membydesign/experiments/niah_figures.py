@@ -23,7 +23,11 @@ LIMIT = 15.0
 
 
 def plot(
-    first: Sequence[Answered], second: Sequence[Answered], names: tuple[str, str], directory: Path
+    first: Sequence[Answered],
+    second: Sequence[Answered],
+    names: tuple[str, str],
+    directory: Path,
+    file: str = "niah_difference.png",
 ) -> dict[str, Path]:
     """Draw both heat maps, first minus second, into `directory`; returns {caption: file}.
 
@@ -32,6 +36,7 @@ def plot(
         second: of another, to the same samples.
         names: of the two.
         directory: where the figure goes.
+        file: its name.
     """
     by_length = {f"{length:,}": cells for length, cells in sorted(difference_by_depth(first, second, _length).items())}
     of_tasks = {short(task): cells for task, cells in in_order(difference_by_depth(first, second, _task)).items()}
@@ -46,7 +51,7 @@ def plot(
         painted = _heat_map(right, of_tasks)
         right.set_title("(b)", loc="left")
         drawing.colorbar(painted, ax=[left, right], shrink=0.8, pad=0.01, label="points", extend="both")
-        path = save(drawing, directory / "niah_difference.png")
+        path = save(drawing, directory / file)
     caption = (
         f"RULER needles found by {names[0]} minus those found by {names[1]}, in points, by depth decile (0.0 is the "
         f"beginning of the context) and (a) context length, all tasks together, (b) task, all lengths together. Green: "

@@ -113,6 +113,7 @@ def prepare_parts(
             words = train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder / TOKENIZER)
         else:
             words = load_tokenizer(tokenizer)
+            words.save_pretrained(folder / TOKENIZER)
         workspace.stage("tokens")
         for name, corpus in corpora.items():
             pack(corpus, words, folder / f"{name}.safetensors", most_tokens=parts[name].most_tokens)

@@ -1,9 +1,9 @@
 """One small loop that every experiment trains with: schedule, checkpoints, exact resumption, sweeps."""
 
 from membydesign.training.checkpoint import CheckpointError
-from membydesign.training.language import NextToken, all_losses
+from membydesign.training.language import NextToken, all_losses, save_model
 from membydesign.training.loop import Diverged, Progress, Trained, train
-from membydesign.training.processes import make_accelerator
+from membydesign.training.processes import make_accelerator, processes
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import METRICS, Run, SweepError, sweep
@@ -21,6 +21,8 @@ __all__ = [
     "all_losses",
     "make_accelerator",
     "measured",
+    "processes",
+    "save_model",
     "sweep",
     "train",
     "train_in_stages",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from membydesign.models.token_losses import next_token_losses
+from membydesign.training.processes import processes, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from membydesign.models import MemoryForCausalLM
 
@@ -33,3 +37,20 @@ class NextToken(nn.Module):
 def all_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """What a module makes of a batch, for the training loop: all of its losses, [N]."""
     return model(**batch).flatten()
+
+
+def save_model(model: MemoryForCausalLM, folder: Path, tokenizer: Path | None = None) -> None:
+    """Save a model where `from_pretrained` finds it, whole or not at all, with the tokenizer of another folder.
+
+    All processes must call this: shards are gathered, and the first process writes.
+    """
+    weights = {name: whole(value).contiguous() for name, value in model.state_dict().items()}
+    if processes().is_main_process:
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial, state_dict=weights)
+        if tokenizer is not None:
+            shutil.copytree(tokenizer, partial, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    processes().wait_for_everyone()

@@ -41,14 +41,14 @@ class Progress:
     Attributes:
         step: steps done.
         steps: of the whole run.
-        loss: mean over the steps since the last report.
+        loss: mean over the steps since the last report; None for steps without one.
         rate: steps a second.
         token_rate: tokens of `input_ids` a second, over all processes; None if batches have none.
     """
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
     rate: float
     token_rate: float | None = None
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     Batch = Mapping[str, Tensor]
     Precision = Literal["fp32", "bf16"]
+
+
+def processes() -> PartialState:
+    """The processes that `accelerate launch` started together, of which this is one; or this one alone."""
+    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def make_accelerator(precision: Precision = "fp32") -> Accelerator:

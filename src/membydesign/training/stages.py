@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from membydesign.files import to_json, write_text
 from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.loop import Trained, train
+from membydesign.training.processes import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -85,7 +86,8 @@ def train_in_stages(
             )
         if str(step) not in found:
             found[str(step)] = measure(step)
-            write_text(directory / MEASURED, to_json(found))
+            if processes().is_main_process:
+                write_text(directory / MEASURED, to_json(found))
     assert trained is not None
     return trained, found
 

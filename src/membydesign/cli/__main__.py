@@ -1,0 +1,5 @@
+"""`python -m membydesign.cli` is `mbd`; so `accelerate launch --module membydesign.cli …` starts many of them."""
+
+from membydesign.cli import main
+
+main()
