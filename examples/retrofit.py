@@ -40,7 +40,7 @@ def teacher_of(folder: Path | None, head_dim: int, vocabulary: int) -> MemoryFor
 @torch.no_grad()
 def held_out(teacher: MemoryForCausalLM, student: MemoryForCausalLM, windows: torch.Tensor) -> str:
     """The NMSE of each layer."""
-    return " ".join(f"{x:.3f}" for x in phase_a_losses(teacher, student, {"input_ids": windows}).nmse)
+    return " ".join(f"{x:.3f}" for x in phase_a_losses(teacher, student, {"input_ids": windows}).nmse.mean(1))
 
 
 def main() -> None:

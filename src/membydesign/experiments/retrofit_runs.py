@@ -193,7 +193,7 @@ def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]
         names = [str(i) for i in found[0].layers]
         student.train()
         return {
-            "kl": mean(one.kl.item() for one in found),
+            "kl": mean(one.kl.mean().item() for one in found),
             "nmse": dict(zip(names, _means([one.nmse for one in found]), strict=True)),
         } | _cross_entropy(student, files["validation"], both.window, both.validation_windows)
 
@@ -271,4 +271,5 @@ def _cross_entropy(model: MemoryForCausalLM, tokens: TokenFile, window: int, cou
 
 
 def _means(values: list[Tensor]) -> list[float]:
-    return torch.stack(values).mean(0).tolist()
+    """Of layers, over rows: each [n,B]."""
+    return torch.cat(values, 1).mean(1).tolist()

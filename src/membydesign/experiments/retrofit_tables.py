@@ -114,9 +114,9 @@ def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
     if isinstance(config.teacher, Pretraining):
         made = training[PRETRAINED]
         found.append(
-            f"The teacher is a Gated DeltaNet of {made['weights']:,} weights, trained here on {made['tokens']:,} tokens "
-            f"of {', '.join(config.texts.train)}: the paper's has 340M weights and 15B tokens. It has seen questions of "
-            "RULER's form at short length, since without them a model of this size answers none; keys and values of "
-            "the evaluation are others, and so is its haystack."
+            f"The teacher is a Gated DeltaNet of {made['weights']:,} weights, trained here on {made['tokens']:,} "
+            f"tokens of {', '.join(config.texts.train)}: the paper's has 340M weights and 15B tokens. It has seen "
+            "questions of RULER's form at short length, since without them a model of this size answers none; keys "
+            "and values of the evaluation are others, and so is its haystack."
         )
     return found

@@ -62,32 +62,33 @@ def recorded(model: MemoryForCausalLM, layers: Sequence[int]) -> Iterator[dict[i
 
 
 def nmse(y: Tensor, target: Tensor) -> Tensor:
-    r"""$\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$.
+    r"""$\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$ of each row of a batch, [B].
 
-    Mean and variance are over all entries of all tokens together, and the variance is that of the entries themselves
-    (divided by their number), so that predicting their mean costs 1 whatever the batch.
+    Mean and variance are over all entries of all tokens of a row, and the variance is that of the entries themselves
+    (divided by their number), so that predicting their mean costs 1. Rows do not see each other: the mean over a batch
+    is the same however it is spread over processes or cut into parts.
 
     Args:
-        y: [...,hidden_size].
+        y: [B,T,hidden_size].
         target: the teacher's, of the same shape.
     """
-    y, target = wide(y), wide(target)
-    return (y - target).square().mean() / (target.var(correction=0) + VARIANCE_FLOOR)
+    y, target = wide(y).flatten(1), wide(target).flatten(1)
+    return (y - target).square().mean(1) / (target.var(1, correction=0) + VARIANCE_FLOOR)
 
 
 def mean_cosine(y: Tensor, target: Tensor) -> Tensor:
-    """The cosine between the outputs for each token, [...,hidden_size], averaged over tokens."""
-    return F.cosine_similarity(wide(y), wide(target), dim=-1).mean()
+    """The cosine between the outputs for each token, [B,T,hidden_size], averaged over the tokens of each row, [B]."""
+    return F.cosine_similarity(wide(y), wide(target), dim=-1).mean(-1)
 
 
 @dataclass(frozen=True)
 class PhaseALosses:
-    """How far each replaced layer is from its teacher's.
+    """How far each replaced layer is from its teacher's, for each row of a batch; what is padded or packed is one row.
 
     Attributes:
         layers: n indices.
-        nmse: [n].
-        cosine: [n].
+        nmse: [n,B].
+        cosine: [n,B].
     """
 
     layers: tuple[int, ...]
@@ -96,7 +97,7 @@ class PhaseALosses:
 
     @property
     def losses(self) -> Tensor:
-        """NMSE + 0.05·(1 − cosine) of each layer, [n]."""
+        """NMSE + 0.05·(1 − cosine) of each layer, [n,B]."""
         return self.nmse + COSINE_WEIGHT * (1 - self.cosine)
 
 
@@ -123,13 +124,13 @@ def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch
 
 @dataclass(frozen=True)
 class PhaseBLoss:
-    """How far a hybrid is from its teacher.
+    """How far a hybrid is from its teacher, for each row of a batch; what is padded or packed is one row.
 
     Attributes:
         layers: n indices.
         weights: of the two parts.
-        kl: KL(teacher ‖ student) of the next token, mean over tokens, a scalar.
-        nmse: of each replaced layer, [n].
+        kl: KL(teacher ‖ student) of the next token, mean over tokens, [B].
+        nmse: of each replaced layer, [n,B].
     """
 
     layers: tuple[int, ...]
@@ -138,9 +139,9 @@ class PhaseBLoss:
     nmse: Tensor
 
     @property
-    def loss(self) -> Tensor:
-        """λ_KL·KL + λ_b·(mean NMSE over layers), a scalar."""
-        return self.weights.kl * self.kl + self.weights.boundary * self.nmse.mean()
+    def losses(self) -> Tensor:
+        """λ_KL·KL + λ_b·(mean NMSE over layers), [B]."""
+        return self.weights.kl * self.kl + self.weights.boundary * self.nmse.mean(0)
 
 
 def phase_b_loss(
@@ -174,9 +175,10 @@ def phase_b_loss(
         ours = student.model(**inputs, use_cache=False).last_hidden_state
     present = inputs.get("attention_mask")
     if present is not None:
-        hidden, ours = hidden[present.bool()], ours[present.bool()]
+        hidden, ours = hidden[present.bool()][None], ours[present.bool()][None]
     heads = teacher.lm_head.weight.detach(), student.lm_head.weight
-    kl = token_divergences(hidden.flatten(0, -2), ours.flatten(0, -2), *heads, slice_size=slice_size).mean()
+    kl = token_divergences(hidden.flatten(0, 1), ours.flatten(0, 1), *heads, slice_size=slice_size)
+    kl = kl.view(hidden.shape[:2]).mean(1)
     ys = {i: own[i].y for i in layers} if matched == "tokens" else _on_inputs_of(theirs, student)
     return PhaseBLoss(tuple(layers), weights, kl, torch.stack([nmse(ys[i], theirs[i].y) for i in layers]))
 

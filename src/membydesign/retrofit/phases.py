@@ -59,7 +59,7 @@ class PhaseA(_Distillation):
         >>> teacher = MemoryForCausalLM(config)
         >>> phase = PhaseA(teacher, retrofit(teacher, [1]))
         >>> phase(torch.zeros(2, 5, dtype=torch.long)).shape
-        torch.Size([1])
+        torch.Size([2])
     """
 
     def __init__(self, teacher: MemoryForCausalLM, student: MemoryForCausalLM) -> None:
@@ -69,8 +69,8 @@ class PhaseA(_Distillation):
         self.layers = nn.ModuleDict({str(i): mixer_of(student, i) for i in places})
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The sum over layers of NMSE + 0.05·(1 − cosine), of a batch [B,T]: [1]."""
-        return phase_a_losses(self.teacher, self.student, {"input_ids": input_ids}).losses.sum()[None]
+        """The sum over layers of NMSE + 0.05·(1 − cosine), for each row of a batch: from [B,T] to [B]."""
+        return phase_a_losses(self.teacher, self.student, {"input_ids": input_ids}).losses.sum(0)
 
     @staticmethod
     def layer_of(name: str) -> str:
@@ -104,7 +104,7 @@ class PhaseB(_Distillation):
         self.multipliers = {f"language_model.{name}": multiplier for name, multiplier in mask.items()}
 
     def forward(self, input_ids: Tensor, weights: Tensor) -> Tensor:
-        """λ_KL·KL + λ_b·(mean NMSE over layers), [1].
+        """λ_KL·KL + λ_b·(mean NMSE over layers), for each row of a batch, [B].
 
         Args:
             input_ids: a batch, [B,T].
