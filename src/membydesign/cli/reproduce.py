@@ -118,11 +118,12 @@ def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any,
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors of training that say what to do; none if training is not installed."""
     try:
+        from membydesign.experiments.retrofit_runs import TeacherError
         from membydesign.experiments.texts import TextsError
         from membydesign.training import CheckpointError, Diverged, SweepError
     except ModuleNotFoundError:
         return ()
-    return (CheckpointError, Diverged, SweepError, TextsError)
+    return (CheckpointError, Diverged, SweepError, TeacherError, TextsError)
 
 
 class _Bars:

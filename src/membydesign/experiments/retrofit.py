@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from membydesign.data.token_files import TokenFile
 from membydesign.evaluation.niah_haystack import EMBEDDED, read_essays
 from membydesign.evaluation.niah_scores import by_task, common, mean_of_tasks
 from membydesign.experiments import retrofit_evaluation as evaluation
@@ -24,6 +25,7 @@ from membydesign.experiments.retrofit_runs import (
     PHASE_A,
     PhaseRun,
     PretrainingRun,
+    check_teacher,
     work,
 )
 from membydesign.experiments.retrofit_settings import PRESETS, Pretraining, RetrofitConfig
@@ -33,6 +35,8 @@ from membydesign.files import write_text
 from membydesign.training import Run, processes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from membydesign.experiments.workspace import Workspace
 
 __all__ = ["PRESETS", "TITLE", "RetrofitConfig", "plot", "run"]
@@ -43,7 +47,9 @@ TITLE = "Retrofit: Bayesian Layers distilled into a pretrained Gated DeltaNet"
 def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
     """Train or load the teacher, distil, train the control, and measure all three."""
     with processes().main_process_first():  # the others find everything made
-        _prepare(config, workspace)
+        folder = _prepare(config, workspace)
+    if isinstance(config.teacher, str):
+        check_teacher(config.teacher, config.student, TokenFile(folder / "train.safetensors"))
     made = _train(config, workspace)
     workspace.stage("evaluation")
     measured = [
@@ -77,8 +83,8 @@ def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
     )
 
 
-def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
-    """Tokenizer, token files and haystack."""
+def _prepare(config: RetrofitConfig, workspace: Workspace) -> Path:
+    """Tokenizer, token files and haystack; returns their folder."""
     texts = config.texts
     named = {"train": texts.train, "validation": texts.validation, **texts.perplexity}
     parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
@@ -90,6 +96,7 @@ def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
     except (ValueError, OSError) as error:
         raise TextsError(str(error)) from error
     write_text(folder / ESSAYS, " ".join(essays.words))
+    return folder
 
 
 def _train(config: RetrofitConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from membydesign.data.token_files import TokenFile
 from membydesign.data.windows import Windows
 from membydesign.experiments.record import Provenance
+from membydesign.layers import GatedDeltaNet
 from membydesign.models import MemoryConfig, MemoryForCausalLM, fla_config, load_fla, next_token_losses
 from membydesign.models.quiet import quiet
 from membydesign.retrofit import (
@@ -24,6 +25,7 @@ from membydesign.retrofit import (
     phase_b_mask,
     retrofit,
 )
+from membydesign.retrofit.replace import checked_places
 from membydesign.training import NextToken, Trained, all_losses, make_accelerator, save_model, train_in_stages
 
 if TYPE_CHECKING:
@@ -84,14 +86,46 @@ class PhaseRun:
         return self.name in (CONTROL_A, CONTROL)
 
 
+class TeacherError(ValueError):
+    """A checkpoint that is not there, or is none that layers can be replaced in."""
+
+
 def load_model(source: str) -> MemoryForCausalLM:
-    """A Gated DeltaNet by its folder or its name on the Hub: one of flash-linear-attention's, or one of ours."""
+    """A model by its folder or its name on the Hub, one of flash-linear-attention's or one of ours, in float32.
+
+    Raises:
+        TeacherError: if there is none.
+    """
     from transformers import PreTrainedConfig
 
     quiet()
-    if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == fla_config.MODEL_TYPE:
-        return load_fla(source)
-    return MemoryForCausalLM.from_pretrained(source)
+    try:
+        if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == fla_config.MODEL_TYPE:
+            return load_fla(source, dtype=torch.float32)
+        return MemoryForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise TeacherError(
+            f"teacher: expected a Gated DeltaNet of flash-linear-attention's or ours, by its folder or its name on the "
+            f"Hugging Face Hub, got {source!r}: {error}"
+        ) from error
+
+
+def check_teacher(source: str, student: Student, tokens: TokenFile) -> None:
+    """Refuse a checkpoint in which these layers cannot be replaced, or that has not all tokens of a text.
+
+    Raises:
+        TeacherError: if so.
+    """
+    model = load_model(source)
+    try:
+        checked_places(model, student.layers, GatedDeltaNet)
+    except ValueError as error:
+        raise TeacherError(f"teacher: expected other layers in {source}: {error}") from error
+    if tokens.vocab_size > model.config.vocab_size:
+        raise TeacherError(
+            f"tokenizer: expected one of at most {model.config.vocab_size:,} tokens, as {source} has, got one of "
+            f"{tokens.vocab_size:,}; take the tokenizer that it was trained with"
+        )
 
 
 def load_teacher(teacher: str | Pretraining, runs: Path) -> MemoryForCausalLM:

@@ -110,7 +110,6 @@ class PhaseB(_Distillation):
             input_ids: a batch, [B,T].
             weights: λ_KL and λ_b of the step, the same in every row, so that they come with the batch, [B,2].
         """
-        kl, boundary = weights[0].tolist()
-        of_step = LossWeights(kl, boundary)
-        found = phase_b_loss(self.teacher, self.language_model, {"input_ids": input_ids}, of_step, matched=self.matched)
-        return found.loss[None]
+        of_step = LossWeights(*weights[0].tolist())
+        batch = {"input_ids": input_ids}
+        return phase_b_loss(self.teacher, self.language_model, batch, of_step, matched=self.matched).losses
