@@ -180,7 +180,7 @@ class TestPerplexity:
     def test_an_empty_corpus(self, model, tmp_path):
         (tmp_path / "empty.txt").write_text("\n")
         given = ("--text", tmp_path / "empty.txt", "--out", tmp_path / "out")
-        assert "--text: expected some text in" in mbd("perplexity", model, *given, code=2).stderr
+        assert "--text: expected some text, and what is in" in mbd("perplexity", model, *given, code=2).stderr
 
 
 class TestCompare:

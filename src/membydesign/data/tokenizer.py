@@ -48,7 +48,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
-    r"""A byte-level BPE, as GPT-2's, trained on a corpus and saved where `AutoTokenizer` loads it.
+    r"""A byte-level BPE, as GPT-2's but with every digit by itself, trained on a corpus; `AutoTokenizer` loads it.
 
     The same text gives the same tokenizer, on however many threads. A folder that already has a tokenizer of this
     corpus and size is loaded; one of another corpus or size is replaced, and one from elsewhere is refused.
@@ -68,8 +68,10 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
         return load_tokenizer(folder)
 
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level, tokenizers.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
