@@ -83,8 +83,9 @@ def small(**changes):
 
 def saved_teacher(folder: Path, layers: str = "gated_deltanet", vocab_size: int = 512) -> str:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_heads": 2, "head_dim": 8, "intermediate_size": 24}
-    config = MemoryConfig(vocab_size=vocab_size, layers=[layers] * 3, **sizes)
+    config = MemoryConfig(
+        vocab_size=vocab_size, hidden_size=16, layers=[layers] * 3, num_heads=2, head_dim=8, intermediate_size=24
+    )
     MemoryForCausalLM(config).save_pretrained(folder)
     return str(folder)
 
