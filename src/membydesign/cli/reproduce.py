@@ -53,6 +53,7 @@ def reproduce(
     Exits with 1 if a number disagrees with the paper; a smoke run is not judged.
     """
     module, config = _chosen(experiment, preset, variant, seeds)
+    variant = getattr(config, "variant", None)
     named = "-".join(filter(None, (experiment, variant)))
     out = Path("runs") / named if out is None else out
     if out.exists() and not out.is_dir():
@@ -63,6 +64,7 @@ def reproduce(
     if not resume and (out / "runs").exists():
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
+    record.commit()  # of what runs now; the checkout may be another when it ends
     with _Bars() as bars:
         workspace = Workspace(out, workers or os.cpu_count() or 1, bars.stage, bars.total, bars.watch, data)
         try:
@@ -74,7 +76,7 @@ def reproduce(
         bars.stage("figures")
         figures = module.plot(outcome, out)
     provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
-    record.write(out, outcome, provenance, module.TITLE, figures)
+    record.write(out, outcome, provenance, f"{module.TITLE} ({variant})" if variant else module.TITLE, figures)
     _show(out, preset, as_json)
 
 

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from membydesign.errors import FilterError
 from membydesign.files import to_json, write_text
 from membydesign.training import checkpoint
+from membydesign.training.loop import Diverged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -69,7 +71,7 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings.
+        SweepError: if a folder holds a run of the same name with other settings, or if a run diverges.
     """
     runs = list(runs)
     names = [run.name for run in runs]
@@ -122,6 +124,8 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
     torch.set_num_threads(threads)
     try:
         metrics = run.work(run.config, directory, watch)
+    except (Diverged, FilterError) as error:
+        raise SweepError(f"{run.name}: {error}") from error
     finally:
         torch.set_num_threads(before)
     write_text(directory / METRICS, to_json(metrics))
