@@ -1,9 +1,12 @@
 """The MQAR experiment: learning rates chosen by validation, claims, notes, and all variants from end to end."""
 
+import time
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from membydesign.cli.app import app
 from membydesign.experiments import load, mqar, record
 from membydesign.experiments import mqar_paper as paper
 from membydesign.experiments.mqar_models import ARMS
@@ -21,6 +24,27 @@ def every(config):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_the_smoke_command(variant, tmp_path):
+    """In well under two minutes, with a complete report, and `--resume` trains nothing again."""
+    out, started = tmp_path / "out", time.monotonic()
+    command = ["reproduce", "mqar", "--variant", variant, "--preset", "smoke", "--workers", "1", "--out", str(out)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert time.monotonic() - started < 120
+    found = record.read(out)
+    assert found.title == f"{mqar.TITLE} ({variant})"
+    assert found.comparisons
+    assert not found.missing_figures
+    (out / "metrics.json").unlink()
+    refused = CliRunner().invoke(app, command)
+    assert "holds training runs; go on with them with --resume" in " ".join(refused.output.split())
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.json")}
+    assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.json")} == stamps
+    assert record.read(out).comparisons == found.comparisons
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:1])
 def test_smoke_from_end_to_end(variant, tmp_path):
     config = replace(SMOKE, variant=variant, epochs=1)
     seen, totals = [], []

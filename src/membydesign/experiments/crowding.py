@@ -32,6 +32,7 @@ METRICS = {
     "accuracy": "Accuracy",
     "calibrated_cross_entropy": "Cross-entropy after calibration",
     "best_scale": "Best factor of the logits",
+    "logit_deviation": "Deviation of the logits over labels",
 }
 
 
