@@ -46,7 +46,10 @@ def test_zoo_describes_one_design():
     [
         (["zoo", "transformer"], "no design named 'transformer'"),
         (["zoo", "--latex"], "--latex needs the name of a design"),
-        (["reproduce", "everything"], "expected one of collision, recall, crowding, mqar, wikitext, retrofit, got 'everything'"),
+        (
+            ["reproduce", "everything"],
+            "expected one of collision, recall, crowding, mqar, wikitext, retrofit, got 'everything'",
+        ),
         (["reproduce", "collision", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper"),
         (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no seeds to choose"),
         (["zoo", "[/foo]"], "no design named '[/foo]'"),

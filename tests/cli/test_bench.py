@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from closeness import assert_close
 from membydesign.cli.app import app
-from membydesign.cli.bench import generation, memory, page, speed, timing, works
+from membydesign.cli.bench import generation, memory, page, speed, steps, timing, works
 from membydesign.cli.bench.accuracy import LOOP, STREAMS, WAYS
 from membydesign.cli.bench.choices import BACKENDS, CHUNK_SIZES
 from membydesign.cli.bench.models import made_models
@@ -46,6 +46,36 @@ def test_models_are_of_equal_size():
     assert abs(sizes["bayesian_layer"] / sizes["peer"] - 1) < 0.01
     assert abs(sizes["gated_deltanet"] / sizes["peer"] - 1) < 0.01
     assert 0.9 < sizes["bayesian_layer_rotating"] / sizes["peer"] < 1  # its keys and queries have half of the rows
+
+
+def test_the_peer_of_recall_computes_the_gated_delta_rule():
+    """Token by token, with its own gates, written out."""
+    peer("gated_deltanet")
+    torch.manual_seed(0)
+    layer, B, T, H, D = steps.TheirDelta(6, 2, 4).double(), 2, 7, 2, 4
+    x, q, k = torch.randn(B, T, 6).double(), *(torch.nn.functional.normalize(torch.randn(2, B, T, D).double(), dim=-1))
+    beta, decay = layer.gates(x).sigmoid().chunk(2, -1)
+    v = layer.v_proj(x).unflatten(-1, (H, D))
+    memory_of, ys = torch.zeros(B, H, D, D).double(), []
+    for t in range(T):
+        memory_of = decay[:, t, :, None, None] * memory_of
+        kept = k[:, t, None, :, None] * memory_of
+        wrong = v[:, t] - kept.sum(-2)
+        memory_of = memory_of + beta[:, t, :, None, None] * k[:, t, None, :, None] * wrong[:, :, None, :]
+        ys.append((q[:, t, None, :, None] * memory_of).sum(-2))
+    expected = layer.o_proj(torch.stack(ys, 1).flatten(-2))[:, -3:]
+    assert_close(layer(x, q, k, 3), expected, 1e-5)
+
+
+@pytest.mark.slow
+def test_training_steps_are_timed():
+    found = rows_of("--only", "steps", "--rounds", "1")
+    assert [(row["task"], row["what"]) for row in found] == [
+        ("learned recall, n_f = 8", "Bayesian Layer"),
+        ("MQAR, L = 128, D = 16, width 128", "Bayesian Layer"),
+        ("MQAR, L = 128, D = 16, width 128", "Gated DeltaNet"),
+    ]
+    assert all(row["value"] > 0 and row["reference"] > 0 for row in found)
 
 
 # Ours and theirs do the same work

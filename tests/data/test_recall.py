@@ -131,6 +131,16 @@ def test_a_model_that_sees_only_the_query_is_at_chance():
     assert right == pytest.approx(1 / 16, abs=4 * math.sqrt(1 / 16 * 15 / 16 / 16000))
 
 
+def test_a_model_that_sees_only_the_query_of_random_keys_is_at_chance():
+    """The guess from the query's address alone: the answer to the nearest address that was asked in other sequences."""
+    task = RandomKeys()
+    train, test = (task.sample(1000, 16, generator("test", "leak", i)) for i in range(2))
+    asked, answers = train.addresses[:, -8:].flatten(0, 1), train.answers.flatten()
+    nearest = (test.addresses[:, -8:].flatten(0, 1) @ asked.T).argmax(-1)
+    right = (answers[nearest] == test.answers.flatten()).float().mean().item()
+    assert right == pytest.approx(1 / 64, abs=4 * math.sqrt(1 / 64 * 63 / 64 / 8000))
+
+
 @pytest.mark.parametrize("overlap", [(0.8, 0.6), (-0.1, 0.5), (0.5, 1.1)])
 def test_bad_overlaps_are_named(overlap):
     with pytest.raises(ValueError, match="overlap: expected 0 <= low <= high <= 1"):

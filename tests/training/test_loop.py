@@ -128,8 +128,23 @@ def test_a_run_that_broke_between_checkpoints_loses_only_what_came_after(tmp_pat
         [json.loads(line)["loss"] for line in (tmp_path / folder / "log.jsonl").read_text().splitlines()]
         for folder in ("whole", "broken")
     ]
-    assert len(logs[0]) == len(logs[1])
-    assert logs[0][:5] + logs[0][6:] == logs[1][:5] + logs[1][6:]  # the stretch of the break is logged from its middle
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.parametrize("broken_at", [25, 37, 39])
+def test_the_loss_of_a_run_that_broke_is_that_of_one_that_did_not(tmp_path, broken_at):
+    """Checkpoints every 7 steps, lines of the log every 4: a stretch of the log may begin before a checkpoint."""
+
+    def breaks(step):
+        if step == broken_at:
+            raise KeyboardInterrupt
+        return batch_of(step)
+
+    settings = replace(SETTINGS, steps=39) if broken_at < 39 else SETTINGS
+    whole = train(model(), batch_of, losses_of, settings, seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        train(model(), breaks, losses_of, settings, seed=0, directory=tmp_path)
+    assert train(model(), batch_of, losses_of, settings, seed=0, directory=tmp_path).loss == whole.loss
 
 
 def test_dropout_depends_on_the_seed():
@@ -150,6 +165,20 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     with pytest.raises(Diverged, match="step 30: expected a finite loss, got nan; try a lower learning rate"):
         train(model(), poisoned, losses_of, SETTINGS, seed=0, directory=tmp_path)
     assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000021", "step-00000028"]
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(clip):
+    """The loss is finite: a square root at zero."""
+    small = model()
+
+    def losses(m, batch):
+        return losses_of(m, batch) + (0 * m.head.weight.sum()).sqrt()
+
+    before = weights(small)
+    with pytest.raises(Diverged, match="step 0: expected a finite norm of the gradient, got nan"):
+        train(small, batch_of, losses, replace(SETTINGS, clip=clip), seed=0)
+    assert all(torch.equal(p, before[name]) for name, p in weights(small).items())
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimiser.safetensors", "place.json"])

@@ -55,10 +55,11 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
         sweep(runs(21), tmp_path)
 
 
-def test_a_run_that_fails_says_so_and_others_are_kept(tmp_path):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_diverges_says_so_and_others_are_kept(tmp_path, workers):
     bad = Run("bad", SmallRun(0, TrainSettings(steps=5, batch_size=8, learning_rate=1e30, clip=None)), work)
-    with pytest.raises(RuntimeError, match="expected a finite"):
-        sweep([*runs(20), bad], tmp_path)
+    with pytest.raises(SweepError, match="bad: step .: expected a finite"):
+        sweep([*runs(20), bad], tmp_path, workers=workers)
     assert len(list(tmp_path.glob("*/metrics.json"))) == 3
 
 

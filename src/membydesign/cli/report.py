@@ -34,7 +34,7 @@ def report(
     if a figure is missing.
     """
     every = sorted(path.parent for path in results.glob("**/metrics.json"))
-    found = [path for path in every if path.parent.name != "runs"]  # a sweep keeps each training run there
+    found = [path for path in every if not _is_training_run(path)]
     if not found:
         raise fail(f"no metrics.json below {results}; make one with: mbd reproduce collision --out {results}/collision")
     try:
@@ -57,6 +57,14 @@ def report(
         Console(stderr=True, soft_wrap=True).print(f"[red]mbd:[/red] no figure {escape(str(path))}", highlight=False)
     if missing:
         raise typer.Exit(1)
+
+
+def _is_training_run(directory: Path) -> bool:
+    """Whether a folder is that of a run in a sweep, whose metrics are not those of an experiment."""
+    try:
+        return "provenance" not in json.loads((directory / "metrics.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False  # told when it is read
 
 
 def _write(out: Path, results: Path, records: dict[Path, record.Record]) -> list[Path]:

@@ -61,6 +61,7 @@ def reproduce(
     Exits with 1 if a number disagrees with the paper; a smoke run is not judged.
     """
     module, config = _chosen(experiment, preset, {"variant": variant, "seeds": seeds, "teacher": teacher})
+    variant = getattr(config, "variant", None)
     named = "-".join(filter(None, (experiment, variant)))
     out = Path("runs") / named if out is None else out
     if out.exists() and not out.is_dir():
@@ -72,6 +73,7 @@ def reproduce(
     if not resume and launched == 1 and (out / "runs").exists():
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
+    record.commit()  # of what runs now; the checkout may be another when it ends
     first = os.environ.get("RANK", "0") == "0"
     workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
     with _Bars(shown=first) as bars:
@@ -87,7 +89,7 @@ def reproduce(
         bars.stage("figures")
         figures = module.plot(outcome, out)
     provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
-    record.write(out, outcome, provenance, module.TITLE, figures)
+    record.write(out, outcome, provenance, f"{module.TITLE} ({variant})" if variant else module.TITLE, figures)
     _show(out, preset, as_json)
 
 

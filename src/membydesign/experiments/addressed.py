@@ -76,6 +76,9 @@ UPDATES = {
 COMPARED = tuple(UPDATES)[:6]
 """The paper's five updates and the diagonal covariance."""
 
+PAPER_UPDATES = tuple(update for update in COMPARED if update != "bayesian_layer_diagonal")
+"""Those that the paper's panels (c) and (d) show."""
+
 
 class AddressedMemory(nn.Module):
     """A mixer: values, gates and noises of the stream, keys and queries that are given.

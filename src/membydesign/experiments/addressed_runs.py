@@ -10,7 +10,7 @@ import torch
 
 from membydesign.data.recall import Collisions, RandomKeys
 from membydesign.experiments.addressed import UPDATES, AddressedModel, losses
-from membydesign.experiments.record import Provenance
+from membydesign.experiments.record import commit
 from membydesign.training import TrainSettings, train_in_stages
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class AddressedRun(ABC, Generic[Task]):
 
 def work(config: AddressedRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Train and measure; the metrics of the run."""
-    model = config.model()
+    model, made_by = config.model(), commit()
 
     @torch.no_grad()
     def measure(step: int) -> dict[str, Any]:
@@ -113,6 +113,6 @@ def work(config: AddressedRun, directory: Path, watch: Callable[[Progress], None
         "steps": trained.step,
         "training_loss": trained.loss,
         "seconds": round(trained.seconds, 1),
-        "commit": Provenance.now(config.experiment, config.name, trained.seconds).commit,
+        "commit": made_by,
         "tests": tests,
     }

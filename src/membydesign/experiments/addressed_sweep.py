@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 SHORT = 1000
-"""Steps of most alternatives: by then losses are below 0.01, and the defaults are measured there too."""
+"""Steps of most alternatives, to save time; the defaults are measured there too, so that both are compared as they are
+after as many steps. In recall training is all but over by then; in crowding losses still fall, and what matters most is
+run to the end (`OPEN_CROWDING`)."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ OPEN = (
 )
 """The answers that are run beside the defaults."""
 
+_TO_THE_END = ("bayesian_layer_from_069", "bayesian_layer+query_writes", "deltanet_style+query_writes")
+
+OPEN_CROWDING = tuple(replace(choice, steps=None) if choice.key in _TO_THE_END else choice for choice in OPEN)
+"""The same for crowding, some of them as long as the defaults."""
+
 
 class Spread(NamedTuple):
     """Mean and standard deviation over seeds."""
@@ -137,6 +144,42 @@ class Results:
         """How many there are of a choice."""
         return len(self.by_choice[choice])
 
+    def of_choices(self, choices: Sequence[Choice], columns: Mapping[str, Sequence[str]]) -> RecordTable:
+        """What the paper leaves open: some numbers of the tests, default → alternative.
+
+        Args:
+            choices: the alternatives, a row each.
+            columns: where to find a number in the tests, by heading.
+        """
+        rows = []
+        for choice in choices:
+            runs = self.by_choice[choice.key]
+            moved = [self.moves(choice, *path) for path in columns.values()]
+            rows.append([choice.title, runs[0]["steps"], len(runs), *moved])
+        note = "Default → alternative, after as many steps and for the same seeds."
+        return RecordTable("What the paper leaves open", ["alternative", "steps", "seeds", *columns], rows, note)
+
+    def of_lengths(
+        self, updates: Sequence[str], steps: Sequence[int], columns: Mapping[str, Sequence[str]], name: str
+    ) -> RecordTable:
+        """How numbers of the tests move with the length of training.
+
+        Args:
+            updates: a row each.
+            steps: after which models were measured.
+            columns: where to find a number in the tests, by heading.
+            name: of the number.
+        """
+        rows = [
+            [
+                UPDATES[update].title,
+                *(str(self.test(update, *path, step=s)) for path in columns.values() for s in steps),
+            ]
+            for update in updates
+        ]
+        headings = ["update", *(f"{heading}, {step} steps" for heading in columns for step in steps)]
+        return RecordTable(f"The length of training: {name}", headings, rows)
+
     def training(self) -> RecordTable:
         """The runs themselves: parameters, steps, loss and time."""
         rows = []
@@ -149,8 +192,8 @@ class Results:
         total = sum(run["seconds"] for run in self.found.values()) / 60
         commits = ", ".join(sorted({run["commit"][:12] for run in self.found.values()}))
         note = (
-            f"{len(self.found)} runs, {total:.0f} minutes of training on one thread each, without the tests; "
-            f"made by commits {commits}."
+            f"{len(self.found)} runs, {total:.0f} minutes of training over all sessions, on one thread each, without "
+            f"the tests; made by commits {commits}."
         )
         return RecordTable("Training", headings, rows, note)
 

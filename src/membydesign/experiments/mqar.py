@@ -22,6 +22,9 @@ __all__ = ["PRESETS", "TITLE", "VARIANTS", "MQARConfig", "Task", "plot", "run"]
 
 TITLE = "MQAR with a shared vocabulary: recall, rewrites and blocks"
 
+LEARNT = 0.5
+"""Validation accuracy above which a model has learnt to recall; guessing among values of a sequence is far below."""
+
 
 def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
     """Train and test every arm of a variant; what was done before in the workspace is not done again."""
@@ -30,7 +33,7 @@ def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
     metrics = _in_rounds(config, workspace)
     workspace.stage("comparing")
     found = entries(list(metrics.values()))
-    comparisons, missing = compare(config.variant, found)
+    comparisons, missing = compare(config, found)
     return Outcome(
         config,
         comparisons,
@@ -43,7 +46,8 @@ def run(config: MQARConfig, workspace: Workspace | None = None) -> Outcome:
 def _in_rounds(config: MQARConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:
     """The metrics of all runs, by name: of the whole grid at once, or of one learning rate after another.
 
-    In the second case a model is left out once its best learning rate is not the last one tried, or is near-perfect.
+    In the second case a model that has learnt to recall is left out once its best learning rate is not the last one
+    tried, or is near-perfect; one that has not is tried with all.
     """
     task, metrics = config.task, {}
     models = every = [(arm, width) for width in task.widths for arm in task.arms]
@@ -58,9 +62,12 @@ def _in_rounds(config: MQARConfig, workspace: Workspace) -> dict[str, dict[str, 
 
 
 def _unsettled(rates: dict[float, list[dict[str, Any]]], last: float) -> bool:
-    """Whether a learning rate below the last one tried may be better than all."""
+    """Whether a learning rate below the last one tried may be better than all.
+
+    Below `LEARNT` nothing tells learning rates apart.
+    """
     best = choose(rates)
     if best is None:
         return True
     reached = mean([run["validation"]["accuracy"] for run in converged(rates[best])])
-    return best == last and reached < paper.NEAR_PERFECT / 100
+    return reached < LEARNT or (best == last and reached < paper.NEAR_PERFECT / 100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from membydesign.experiments.mqar_models import ARMS
-from membydesign.experiments.mqar_paper import UPDATE_ACCURACY
+from membydesign.experiments.mqar_paper import UPDATE_ARMS, UPDATE_BAYESIAN, UPDATE_OTHERS
 from membydesign.experiments.mqar_tables import ENOUGH
 from membydesign.experiments.style import COLOURS, figure, house_style, save
 
@@ -148,12 +148,13 @@ def _bars(axis: Any, shown: Sequence[Entry], width: float = 0.38) -> None:
             axis.bar(x, value, width, color=look["color"], alpha=alpha, lw=0, hatch=hatch, edgecolor="white")
             axis.text(x, value + 1.5, f"{value:.0f}", ha="center", fontsize=7, color="0.3")
         axis.hlines(100 * test["accuracy"], i - width, i + width, color="0.1", lw=1.2, zorder=4)
-        if entry["arm"] in UPDATE_ACCURACY:
-            axis.plot(i, UPDATE_ACCURACY[entry["arm"]], ls="", marker="D", ms=5, mfc="white", mec="0.1", zorder=5)
+        if entry["arm"] in UPDATE_ARMS:
+            paper = UPDATE_BAYESIAN if entry["arm"] == "bayesian_layer" else UPDATE_OTHERS
+            axis.plot(i, paper, ls="", marker="D", ms=5, mfc="white", mec="0.1", zorder=5)
     axis.bar(0, 0, color="0.3", alpha=0.4, label="keys written once")
     axis.bar(0, 0, color="0.3", label="rewritten")
     axis.plot([], [], color="0.1", lw=1.2, label="all")
-    axis.plot([], [], ls="", marker="D", ms=5, mfc="white", mec="0.1", label="all (paper)")
+    axis.plot([], [], ls="", marker="D", ms=5, mfc="white", mec="0.1", label="all (paper, its own sequences)")
     names = [entry["title"].partition(", ") for entry in shown]
     axis.set_xticks(range(len(shown)), ["\n".join((*name.split(), *filter(None, [rest]))) for name, _, rest in names])
     axis.tick_params(axis="x", length=0, labelsize=8)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from membydesign.data.mqar_mixture import Mixture, Pool
 from membydesign.errors import FilterError
 from membydesign.experiments.mqar_models import MQARModel, device, make_model, parameters
-from membydesign.experiments.record import Provenance
+from membydesign.experiments.record import commit
 from membydesign.training import Diverged, TrainSettings, measured, train_in_stages
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
         reached = progress.step
         watch(progress)
 
-    state = model.state_size()
+    state, made_by = model.state_size(), commit()
     metrics = {
         "arm": config.arm,
         "width": config.width,
@@ -281,8 +281,7 @@ def work(config: MQARRun, directory: Path, watch: Callable[[Progress], None]) ->
         metrics |= {"steps": step, "diverged": step, "why": str(error), "validation": None, "test": None}
         seconds = time.perf_counter() - started
     curve = [{"step": int(step), **point} for step, point in measured(directory).items()]
-    commit = Provenance.now("mqar", config.name, seconds).commit
-    return {**metrics, "curve": curve, "seconds": round(seconds, 1), "commit": commit}
+    return {**metrics, "curve": curve, "seconds": round(seconds, 1), "commit": made_by}
 
 
 def _held_out(config: MQARRun, model: MQARModel, split: str, examples: int, step: int) -> Answers:

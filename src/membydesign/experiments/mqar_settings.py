@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 VARIANTS = ("base", "update", "block")
 
-_BAYESIAN = ("bayesian_layer", "bayesian_layer_rotating")
 _CONVOLUTION = ("gated_deltanet", "gated_deltanet_no_conv", "mamba2", "mamba2_no_conv")
 
 
@@ -35,7 +34,7 @@ class Task:
     kinds: tuple[MQAR, ...]
     learning_rates: tuple[float, ...]
     train_examples: int
-    arms: tuple[str, ...] = (*_BAYESIAN, *_CONVOLUTION)
+    arms: tuple[str, ...]
     widths: tuple[int, ...] = (paper.WIDTH,)
 
     def __post_init__(self) -> None:
@@ -67,7 +66,7 @@ class MQARConfig:
         embedding_range: standard deviation with which embeddings start, in all models; linear maps have 2/√width.
         tied: whether the readout shares the weights of the embedding, in all models, as in Zoology.
         whole_grid: whether every learning rate is tried, as in the paper. Otherwise they are tried from the largest on,
-            and no further once a smaller one was worse or validation is near-perfect.
+            and no further once a model recalls and a smaller one was worse, or validation is near-perfect.
         seeds: how many.
     """
 
@@ -79,8 +78,10 @@ class MQARConfig:
         tuple(ARMS),
         widths=(64, 128, 256),
     )
-    update: Task = Task(update_mixture().kinds, paper.LEARNING_RATES["update"], paper.TRAIN_EXAMPLES["update"])
-    block: Task = Task(block_mixture().kinds, paper.LEARNING_RATES["block"], paper.TRAIN_EXAMPLES["block"])
+    update: Task = Task(
+        update_mixture().kinds, paper.LEARNING_RATES["update"], paper.TRAIN_EXAMPLES["update"], tuple(ARMS)
+    )
+    block: Task = Task(block_mixture().kinds, paper.LEARNING_RATES["block"], paper.TRAIN_EXAMPLES["block"], tuple(ARMS))
     epochs: int = paper.EPOCHS
     batch_size: int = paper.BATCH_SIZE
     warmup: int | None = paper.WARMUP
@@ -178,9 +179,9 @@ CPU = replace(
     curve_examples=240,
     whole_grid=False,
 )
-"""The paper's models and vocabulary, its shortest sequences alone, and about two per cent of its training: all models
-spend hundreds of steps before any recall emerges. Few steps ask for large learning rates, so that 3e-3 and 1e-2 are in
-every grid."""
+"""The paper's models and vocabulary, sequences of 64 tokens alone (for block the paper has 128), and about two per cent
+of its training: all models spend hundreds of steps before any recall emerges. Few steps ask for large learning rates,
+so that 3e-3 and 1e-2 are in every grid."""
 
 
 def _smoke(task: Task, mixture: Mixture, arms: tuple[str, ...], learning_rates: tuple[float, ...] = (1e-2,)) -> Task:

@@ -135,7 +135,7 @@ def _differences(config: MQARConfig) -> list[str]:
     pairs = {
         f"batches of {config.batch_size}, not {paper.BATCH_SIZE}": config.batch_size != paper.BATCH_SIZE,
         f"a warm-up of {warmup}, not {paper.WARMUP:,} steps": config.warmup != paper.WARMUP,
-        f"only {_shapes(config.task)}, not {_shapes(theirs)}": config.variant != "base"
+        f"{_shapes(config.task)}, not {_shapes(theirs)}": config.variant != "base"
         and config.task.kinds != theirs.kinds,
         f"a vocabulary of {vocabulary:,}, not {paper.VOCABULARY:,}": vocabulary != paper.VOCABULARY,
         "smaller learning rates were not tried once they did worse": not config.whole_grid,
@@ -190,6 +190,7 @@ def _choices(config: MQARConfig) -> str:
         f"{repeated}; learning rates were chosen on {config.validation_examples:,} validation sequences, and the "
         f"tests are {config.test_examples:,} others. The paper says neither how many there are, nor how weights "
         f"start: in all models, embeddings start with standard deviation {config.embedding_range:g} and linear maps "
-        f"with 2/√width, and the readout {readout}. Gradients are not clipped, since the paper mentions no clipping "
-        "for MQAR."
+        f"with 2/√width, and the readout {readout}. These starts, and the SiLU behind a convolution of width 1 (which "
+        "mixes no tokens) that the Bayesian Layer has here, were chosen by hand in short trials of the Bayesian Layer, "
+        "not of the others: docs/mqar.md. Gradients are not clipped, since the paper mentions no clipping for MQAR."
     )

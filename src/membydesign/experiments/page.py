@@ -169,14 +169,14 @@ def _claim_anchor(anchor: str, index: int) -> str:
 
 
 def _summary(records: Mapping[str, Record], anchors: Mapping[str, str]) -> Grid:
-    headings = ["experiment", "preset", "claims held", "comparisons agreeing", "commit", "seconds"]
+    headings = ["result", "preset", "claims held", "comparisons agreeing", "commit", "seconds"]
     rows: list[list[Inline]] = []
     for folder, record in records.items():
         made, checks = record.provenance, record.comparisons
         lost, claims, agreeing = failing(checks), len(by_claim(checks)), sum(c.agrees for c in checks)
         rows.append(
             [
-                Link(made.experiment, anchors[folder]),
+                Link(folder, anchors[folder]),
                 made.preset,
                 Mark(not lost, f"{claims - len(lost)}/{claims}") if claims else "—",
                 Mark(not lost, f"{agreeing}/{len(checks)}") if claims else "—",
@@ -223,7 +223,7 @@ def _provenance(record: Record, folder: str) -> Facts:
         "preset": made.preset,
         "commit": made.commit,
         "date": made.date,
-        "seconds": f"{made.seconds:g}",
+        "seconds": f"{made.seconds:g} (of the last session, if there were several)",
         "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
     }
     return Facts(items)

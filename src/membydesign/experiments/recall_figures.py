@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from membydesign.experiments.addressed import UPDATES
+from membydesign.experiments.recall_runs import RecallRun
 from membydesign.experiments.style import UPDATE_STYLES, band, figure, house_style, save
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from membydesign.experiments.record import Outcome
 
 PANELS = {
-    "distractor_writes": "distractor writes $n_f$ ($\\rho$ = 0.80)",
-    "overlap": "overlap $\\rho$ ($n_f$ = 64)",
+    "distractor_writes": f"distractor writes $n_f$ ($\\rho$ = {RecallRun.test_overlap:.2f})",
+    "overlap": f"overlap $\\rho$ ($n_f$ = {RecallRun.test_writes})",
 }
 
 
@@ -44,9 +45,9 @@ def _frame(axes: Any, panel: str, letter: str, name: str) -> None:
     if panel == "distractor_writes":
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.axvspan(1, 8, color="0.93", zorder=0)
+        axes.axvspan(RecallRun.distractor_writes[0], RecallRun.distractor_writes[-1], color="0.93", zorder=0)
     else:
-        axes.axvspan(0.60, 0.80, color="0.93", zorder=0)
+        axes.axvspan(*RecallRun.overlap, color="0.93", zorder=0)
     if name == "accuracy":
         axes.axhline(1 / 16, color="0.6", linewidth=0.8, linestyle=":")
         axes.set_ylim(-0.03, 1.03)

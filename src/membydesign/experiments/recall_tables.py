@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from membydesign.experiments.addressed import UPDATES
+from membydesign.experiments.recall_runs import RecallRun
 from membydesign.experiments.record import RecordTable
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def _panel(config: RecallConfig, results: Results, name: str) -> RecordTable:
     ]
     title = {"accuracy": "Accuracy"}.get(name) or MARGINS[name].capitalize()
     note = (
-        f"n_f at ρ = 0.80, ρ at n_f = 64; mean ± one deviation over {config.seeds} seeds; chance of accuracy is 1/16."
+        f"n_f at ρ = {RecallRun.test_overlap:.2f}, ρ at n_f = {RecallRun.test_writes}; mean ± one deviation over "
+        f"{config.seeds} seeds; chance of accuracy is 1/{config.task.labels}."
     )
     return RecordTable(f"{title} at the queries", ["test", *(UPDATES[u].title for u in config.compared)], rows, note)
 
@@ -65,41 +67,35 @@ def _ranges(config: RecallConfig, results: Results) -> RecordTable:
 
 
 def _choices(config: RecallConfig, results: Results) -> RecordTable:
-    """What the paper leaves open: the ends of both panels, default → alternative."""
-    edge = str(min(config.test_distractor_writes, key=lambda n: abs(n - 8)))
+    """The loss at the edge of training, and the ends of both panels."""
     ends = {f"n_f = {config.longest}": ("distractor_writes", config.longest),
             f"ρ = {config.largest}": ("overlap", config.largest)}  # fmt: skip
-    rows = []
-    for choice in config.choices:
-        cells = [results.moves(choice, *end, name) for end in ends.values() for name in METRICS]
-        loss = results.moves(choice, "distractor_writes", edge, "cross_entropy")
-        runs = results.by_choice[choice.key]
-        rows.append([choice.title, runs[0]["steps"], len(runs), loss, *cells])
-    headings = ["alternative", "steps", "seeds", f"cross-entropy, n_f = {edge}"]
-    headings += [f"{name}, {end}" for end in ends for name in ("accuracy", "pairwise", "full")]
-    note = "Default → alternative, after as many steps and for the same seeds."
-    return RecordTable("What the paper leaves open", headings, rows, note)
+    columns: dict[str, tuple[str, ...]] = {
+        f"cross-entropy, n_f = {config.edge}": ("distractor_writes", config.edge, "cross_entropy")
+    }
+    columns |= {
+        f"{word}, {end}": (*path, name)
+        for end, path in ends.items()
+        for word, name in zip(("accuracy", "pairwise", "full"), METRICS, strict=True)
+    }
+    return results.of_choices(config.choices, columns)
 
 
 def _lengths(config: RecallConfig, results: Results) -> RecordTable:
-    """How the ends of both panels move with the length of training."""
+    columns = {
+        f"n_f = {config.longest}": ("distractor_writes", config.longest, "pairwise_margin"),
+        f"ρ = {config.largest}": ("overlap", config.largest, "pairwise_margin"),
+    }
     steps = sorted({*config.milestones, config.train.steps})
-    ends = [("distractor_writes", config.longest), ("overlap", config.largest)]
-    rows = [
-        [UPDATES[u].title, *(str(results.test(u, *end, "pairwise_margin", step=s)) for end in ends for s in steps)]
-        for u in config.compared
-    ]
-    places = [f"n_f = {config.longest}", f"ρ = {config.largest}"]
-    headings = ["update", *(f"{place}, {step} steps" for place in places for step in steps)]
-    return RecordTable("The length of training: pairwise margin", headings, rows)
+    return results.of_lengths(config.compared, steps, columns, "pairwise margin")
 
 
 def notes(config: RecallConfig, results: Results) -> list[str]:
     """What decides the results, from the numbers."""
     end, far = ("distractor_writes", config.longest), ("overlap", config.largest)
     found = [
-        "Query tokens do not write here unless a row says so: they carry no value. Their write key is zero, which "
-        "leaves every memory as it is.",
+        "Query tokens do not write here unless a row says so: they carry no value, and their write key is zero. Time "
+        "passes at them as at all tokens, so that GLA-style memories go on fading while they are asked.",
         "A pairwise margin looks at two labels of sixteen: a model can prefer the target to its distractor and still "
         "answer something else, so accuracy and the margin under the full softmax stand beside it.",
         "All memories read at every token, a last RMSNorm precedes the answer, linear maps start as torch starts them, "
@@ -117,8 +113,7 @@ def notes(config: RecallConfig, results: Results) -> list[str]:
     choices = {choice.key: choice for choice in config.choices}
     if "bayesian_layer_from_069" in choices:
         choice = choices["bayesian_layer_from_069"]
-        edge = str(min(config.test_distractor_writes, key=lambda n: abs(n - 8)))
-        loss = results.beside(choice, "distractor_writes", edge, "cross_entropy")
+        loss = results.beside(choice, "distractor_writes", config.edge, "cross_entropy")
         found.append(
             f"Where ℓ² starts: from 0.05 and from 0.69 the Bayesian Layer has cross-entropies of {loss[0].mean:.4f} "
             f"and {loss[1].mean:.4f} at the edge of the training range, and pairwise margins of "

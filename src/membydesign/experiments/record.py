@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,7 @@ __all__ = [
     "by_claim",
     "claims_held",
     "claims_verdict",
+    "commit",
     "comparisons_of",
     "failing",
     "highest",
@@ -128,7 +130,7 @@ class Provenance:
             experiment=experiment,
             preset=preset,
             command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            commit=_commit(),
+            commit=commit(),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             seconds=round(seconds, 2),
             versions={
@@ -140,8 +142,12 @@ class Provenance:
         )
 
 
-def _commit() -> str:
-    """The commit of the source, marked if the package differs from it; "unknown" outside a checkout."""
+@cache
+def commit() -> str:
+    """The commit of the source, marked if the package differs from it; "unknown" outside a checkout.
+
+    Looked up once in a process: call it before long work, since what is imported stays while a checkout may move on.
+    """
     package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:

@@ -13,7 +13,7 @@ from membydesign.evaluation.niah_haystack import read_essays
 from membydesign.evaluation.niah_run import answer, read_answers
 from membydesign.evaluation.perplexity import perplexity
 from membydesign.experiments.niah_tables import scores_metrics
-from membydesign.experiments.record import Provenance
+from membydesign.experiments.record import commit
 from membydesign.experiments.retrofit_runs import CONTROL, HYBRID, MODEL, load_model, load_teacher
 from membydesign.experiments.texts import TOKENIZER
 from membydesign.training import Progress, make_accelerator, processes
@@ -56,7 +56,7 @@ class EvaluationRun:
 
 def work(config: EvaluationRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Measure; the metrics of the run. Several processes share RULER's samples."""
-    started, data = time.perf_counter(), directory.parent.parent / "data"
+    made_by, started, data = commit(), time.perf_counter(), directory.parent.parent / "data"
     accelerator, launched = make_accelerator(), processes()
     if config.model == "gdn_zero":
         model = load_teacher(config.teacher, directory.parent)
@@ -86,7 +86,7 @@ def work(config: EvaluationRun, directory: Path, watch: Callable[[Progress], Non
         "perplexity": found,
         "niah": scores_metrics(answers_of(directory)),
         "seconds": round(time.perf_counter() - started, 1),
-        "commit": Provenance.now("retrofit", config.name, 0).commit,
+        "commit": made_by,
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from membydesign.data.token_files import TokenFile
 from membydesign.data.windows import Windows
-from membydesign.experiments.record import Provenance
+from membydesign.experiments.record import commit
 from membydesign.layers import GatedDeltaNet
 from membydesign.models import MemoryConfig, MemoryForCausalLM, fla_config, load_fla, next_token_losses
 from membydesign.models.quiet import quiet
@@ -136,6 +136,7 @@ def load_teacher(teacher: str | Pretraining, runs: Path) -> MemoryForCausalLM:
 def work(config: PretrainingRun | PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Train, measure and save a model; the metrics of the run."""
     quiet()
+    made_by = commit()
     if isinstance(config, PretrainingRun):
         trained, curve, model = _pretrain(config, directory, watch)
         tokens = config.teacher.train.steps * config.teacher.train.batch_size * config.teacher.window
@@ -153,7 +154,7 @@ def work(config: PretrainingRun | PhaseRun, directory: Path, watch: Callable[[Pr
         "training_loss": trained.loss,
         "seconds": round(trained.seconds, 1),
         "validation": curve,
-        "commit": Provenance.now("retrofit", config.name, trained.seconds).commit,
+        "commit": made_by,
     }
 
 

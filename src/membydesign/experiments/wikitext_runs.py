@@ -9,7 +9,7 @@ import torch
 
 from membydesign.data.windows import Windows
 from membydesign.evaluation.ar_hits import ar_hits, slices
-from membydesign.experiments.record import Provenance
+from membydesign.experiments.record import commit
 from membydesign.experiments.texts import prepared
 from membydesign.experiments.wikitext_models import configuration, make_model, recurrent_state, weights_beside_embedding
 from membydesign.training import NextToken, all_losses, make_accelerator, train_in_stages
@@ -67,7 +67,7 @@ class WikitextRun:
 
 def work(config: WikitextRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Train and measure; the metrics of the run."""
-    files = prepared(directory.parent.parent / "data")
+    made_by, files = commit(), prepared(directory.parent.parent / "data")
     size = {"layers": config.layers, "num_heads": config.num_heads, "head_dim": config.head_dim}
     made = configuration(config.arm, vocab_size=files.train.vocab_size, dropout=config.dropout, **size)
     model = NextToken(make_model(made, config.seed))
@@ -106,7 +106,7 @@ def work(config: WikitextRun, directory: Path, watch: Callable[[Progress], None]
             name: {"tokens": part.tokens, "loss": part.loss, "perplexity": part.perplexity}
             for name, part in slices(hits, losses).items()
         }
-    return {**metrics, "commit": Provenance.now("wikitext", config.name, trained.seconds).commit}
+    return {**metrics, "commit": made_by}
 
 
 @torch.no_grad()

@@ -30,8 +30,11 @@ class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
     def __init__(self, step: int, what: str, value: float) -> None:
-        super().__init__(f"step {step}: expected a finite {what}, got {value}; try a lower learning rate")
-        self.step = step
+        super().__init__(step, what, value)  # all of them, so that other processes can send it
+        self.step, self.what, self.value = step, what, value
+
+    def __str__(self) -> str:
+        return f"step {self.step}: expected a finite {self.what}, got {self.value}; try a lower learning rate"
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def train(
     prepared.train()
     log = _Log(directory if accelerator.is_main_process else None, place["step"])
     started, before, last = time.perf_counter(), place["seconds"], place["loss"]
-    total, counted, tokens = 0.0, 0, 0
+    total, counted, tokens = place.get("total", 0.0), place.get("counted", 0), 0
     for step in range(place["step"], until):
         for group in stepper.param_groups:
             group["lr"] = settings.rate(step) * group["multiplier"]
@@ -128,8 +131,8 @@ def train(
         batch = batch_of(step)
         value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
         _finite(step, "loss", value)
-        for group in clipped if settings.clip is not None else ():
-            norm = accelerator.clip_grad_norm_(group, settings.clip)
+        for group in clipped:
+            norm = accelerator.clip_grad_norm_(group, float("inf") if settings.clip is None else settings.clip)
             _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
         stepper.step()
         stepper.zero_grad()
@@ -142,7 +145,7 @@ def train(
             last, total, counted = total / counted, 0.0, 0
             log.write(step=done, loss=last, learning_rate=settings.rate(step), seconds=before + seconds)
         if directory is not None and (done % settings.save_every == 0 or done == until):
-            now = {"step": done, "loss": last, "seconds": before + seconds}
+            now = {"step": done, "loss": last, "seconds": before + seconds, "total": total, "counted": counted}
             checkpoint.save(directory, inner, stepper, now, write=accelerator.is_main_process)
             accelerator.wait_for_everyone()
     return Trained(until, last, before + time.perf_counter() - started)

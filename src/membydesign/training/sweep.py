@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from membydesign.errors import FilterError
 from membydesign.files import to_json, write_text
 from membydesign.training import checkpoint
+from membydesign.training.loop import Diverged
 from membydesign.training.processes import processes
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings.
+        SweepError: if a folder holds a run of the same name with other settings, or if a run diverges.
     """
     runs, launched = list(runs), processes()
     if launched.num_processes > 1 and workers > 1:
@@ -130,6 +132,8 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
     torch.set_num_threads(threads)
     try:
         metrics = run.work(run.config, directory, watch)
+    except (Diverged, FilterError) as error:
+        raise SweepError(f"{run.name}: {error}") from error
     finally:
         torch.set_num_threads(before)
     launched = processes()
