@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from closeness import assert_close
-from membydesign.models import next_token_losses, token_cross_entropies, token_divergences
+from membydesign.models import next_token_losses, token_cross_entropies, token_divergences, token_losses
 from membydesign.retrofit import (
     LossWeights,
     freeze,
@@ -144,8 +144,9 @@ def test_the_control_is_next_token_cross_entropy():
     assert packed.shape == (4 + 2,), "empty sequences count for nothing"
 
 
-@pytest.mark.parametrize("slice_size", [1, 4, 11, 100])
-def test_divergences_are_those_of_full_logits(slice_size):
+@pytest.mark.parametrize(("slice_size", "few"), [(1, 0), (4, 0), (11, 0), (100, 0), (4, 330), (4, 329)])
+def test_divergences_are_those_of_full_logits(slice_size, few, monkeypatch):
+    monkeypatch.setattr(token_losses, "FEW", few)
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 11, 5, dtype=torch.float64, generator=generator)
     head, other = torch.randn(2, 30, 5, dtype=torch.float64, generator=generator)
@@ -187,7 +188,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_more_logits_than_a_slice_are_made_and_none_are_kept():
+def test_no_more_logits_than_a_slice_are_made_and_none_are_kept(monkeypatch):
+    monkeypatch.setattr(token_losses, "FEW", 0)
     tokens, width, vocabulary = 64, 4, 1000
     x, y, head = torch.randn(tokens, width), torch.randn(tokens, width, requires_grad=True), torch.randn(1000, width)
     kept = []

@@ -31,7 +31,8 @@ LETTERS_OF_A_WORD = 16
 class NeedleText(Corpus):
     """RULER's questions with their answers, each about a stretch of text from anywhere in a corpus.
 
-    All six tasks come equally often. Values of one key are told in the order in which they stand, others in the order
+    All six tasks come equally often. Haystacks are short more often than long: the logarithms of their lengths are
+    uniform. Values of one key are told in the order in which they stand, others in the order
     of the question. Random numbers are of a stream of their own: no evaluation has the same questions, though keys are
     of the same words.
 
@@ -50,7 +51,7 @@ class NeedleText(Corpus):
 
     corpus: Corpus
     count: int
-    words: tuple[int, int] = (20, 200)
+    words: tuple[int, int] = (5, 250)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -85,7 +86,8 @@ class NeedleText(Corpus):
     def _haystack(self, task: Task, texts: list[str], ends: list[int], source: Generator) -> tuple[Haystack, int]:
         """A haystack, and how many units of it are taken."""
         least, most = self.words
-        words = int(torch.randint(least, most + 1, (), generator=source))
+        drawn = torch.rand((), generator=source, dtype=torch.float64).item()
+        words = round(least * (most / least) ** drawn)
         if task.haystack == "noise":
             noise = Noise()
             return noise, max(task.needles, round(words / len(noise.text(0, 1).split())))

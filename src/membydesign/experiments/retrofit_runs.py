@@ -173,6 +173,7 @@ def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress
             num_heads=made.num_heads,
             head_dim=made.head_dim,
             layer_options={"gated_deltanet": {"value_dim": made.head_dim}},
+            initializer_range=made.initializer_range,
         )
     )
     windows = Windows(files["train"], made.window, made.seed)

@@ -25,6 +25,9 @@ BATCH = ("input_ids", "attention_mask", "cu_seqlens")
 SLICE = 512
 """Tokens whose logits are in memory at a time: those of a whole batch would be the largest tensor of a run by far."""
 
+FEW = 2**25
+"""So many logits, 128 MiB in float32, are made at once and kept, which saves making them again for the gradients."""
+
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
     """A batch as arguments of a model; refuses what is none."""
@@ -70,7 +73,7 @@ def token_divergences(
     r"""$\mathrm{KL}(p \,\|\, q) = \sum_w p_w (\log p_w - \log q_w)$ of each token's next-token distributions, [N].
 
     Exact, in float32 at least, and without ever holding the logits of more than `slice_size` tokens: those of a slice
-    are computed again when gradients are.
+    are computed again when gradients are. Only if all of them are no more than `FEW`, they are made at once and kept.
 
     Args:
         teacher_hidden: last hidden states of the teacher, [N,hidden_size]; p comes from them.
@@ -85,7 +88,7 @@ def token_divergences(
         log_q = wide(F.linear(y, student_head)).log_softmax(-1)
         return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
 
-    return _in_slices(divergence, teacher_hidden, student_hidden, slice_size)
+    return _in_slices(divergence, teacher_hidden, student_hidden, len(student_head), slice_size)
 
 
 def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slice_size: int = SLICE) -> Tensor:
@@ -101,13 +104,17 @@ def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slic
     def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(wide(F.linear(x, head)), target, reduction="none")
 
-    return _in_slices(cross_entropy, hidden, targets, slice_size)
+    return _in_slices(cross_entropy, hidden, targets, len(head), slice_size)
 
 
-def _in_slices(f: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, slice_size: int) -> Tensor:
+def _in_slices(
+    f: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, vocabulary: int, slice_size: int
+) -> Tensor:
     size = positive("slice_size", slice_size)
     if not len(first):
         raise ValueError("batch: expected at least one token to predict, got none")
+    if len(first) * vocabulary <= FEW:
+        return f(first, second)
     parts = [
         checkpoint(f, x, y, use_reentrant=False, preserve_rng_state=False)
         for x, y in zip(first.split(size), second.split(size), strict=True)
