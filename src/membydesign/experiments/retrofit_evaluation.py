@@ -16,7 +16,7 @@ from membydesign.experiments.niah_tables import scores_metrics
 from membydesign.experiments.record import commit
 from membydesign.experiments.retrofit_runs import CONTROL, HYBRID, MODEL, load_model, load_teacher
 from membydesign.experiments.texts import TOKENIZER
-from membydesign.training import Progress, make_accelerator, processes
+from membydesign.training import Progress, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,12 +57,13 @@ class EvaluationRun:
 def work(config: EvaluationRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
     """Measure; the metrics of the run. Several processes share RULER's samples."""
     made_by, started, data = commit(), time.perf_counter(), directory.parent.parent / "data"
-    accelerator, launched = make_accelerator(), processes()
+    launched = processes()
     if config.model == "gdn_zero":
         model = load_teacher(config.teacher, directory.parent)
     else:
         model = load_model(str(directory.parent / {"gdn_ft": CONTROL, "bl": HYBRID}[config.model] / MODEL))
-    model = model.to(accelerator.device).eval()
+    assert launched.device is not None
+    model = model.to(launched.device).eval()
     asked = config.evaluation
     found = {
         text: [perplexity(model, _tokens(data, text), length).as_dict() for length in asked.lengths]

@@ -26,12 +26,22 @@ from membydesign.retrofit import (
     retrofit,
 )
 from membydesign.retrofit.replace import checked_places
-from membydesign.training import NextToken, Trained, all_losses, make_accelerator, save_model, train_in_stages
+from membydesign.training import (
+    NextToken,
+    SweepError,
+    Trained,
+    all_losses,
+    make_accelerator,
+    save_model,
+    sharded,
+    train_in_stages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from accelerate import Accelerator
     from torch import Tensor, nn
 
     from membydesign.experiments.retrofit_settings import Distillation, Pretraining, Student
@@ -194,7 +204,7 @@ def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress
 def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
     """Phase A from the teacher, or Phase B from what Phase A made."""
     files, both = _files(directory), config.distillation
-    accelerator = make_accelerator(both.precision)
+    accelerator = _accelerator(both)
     teacher = load_teacher(config.teacher, directory.parent).to(accelerator.device)
     what = config.student
     if config.phase == "a":
@@ -255,7 +265,7 @@ def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]
 def _control(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
     """The teacher itself goes on: same tokens, masks and schedule, and cross-entropy."""
     files, both = _files(directory), config.distillation
-    accelerator = make_accelerator(both.precision)
+    accelerator = _accelerator(both)
     if config.phase == "a":
         model = load_teacher(config.teacher, directory.parent)
         mask = phase_a_mask(model, config.student.layers)
@@ -279,6 +289,14 @@ def _control(config: PhaseRun, directory: Path, watch: Callable[[Progress], None
         accelerator=accelerator,
     )
     return trained, curve, model
+
+
+def _accelerator(both: Distillation) -> Accelerator:
+    """Replicas: the layers of a sharded model cannot be called by themselves."""
+    accelerator = make_accelerator(both.precision)
+    if sharded(accelerator):
+        raise SweepError("fsdp: expected replicas for the retrofit (accelerate launch --multi_gpu), got shards")
+    return accelerator
 
 
 def _files(directory: Path) -> dict[str, TokenFile]:

@@ -3,7 +3,7 @@
 from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.language import NextToken, all_losses, save_model
 from membydesign.training.loop import Diverged, Progress, Trained, train
-from membydesign.training.processes import make_accelerator, processes
+from membydesign.training.processes import make_accelerator, processes, sharded
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import METRICS, Run, SweepError, sweep
@@ -23,6 +23,7 @@ __all__ = [
     "measured",
     "processes",
     "save_model",
+    "sharded",
     "sweep",
     "train",
     "train_in_stages",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -32,9 +33,10 @@ def make_accelerator(precision: Precision = "fp32") -> Accelerator:
     """
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"precision: expected 'fp32' or 'bf16', got {precision!r}")
-    return Accelerator(
-        cpu=not torch.accelerator.is_available(), mixed_precision="bf16" if precision == "bf16" else "no"
-    )
+    mixed = "bf16" if precision == "bf16" else "no"
+    if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
+        AcceleratorState._reset_state()  # of an earlier run of this process; processes stay connected
+    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
 
 
 def prepare(
@@ -51,6 +53,11 @@ def prepare(
         return model, optimiser_of(model)
     prepared, stepper = accelerator.prepare(model, optimiser_of(model))
     return prepared, stepper
+
+
+def sharded(accelerator: Accelerator) -> bool:
+    """Whether processes hold shards of a model, and not the whole of it."""
+    return accelerator.distributed_type == DistributedType.FSDP or _sharded_by_us(accelerator)
 
 
 def _sharded_by_us(accelerator: Accelerator) -> bool:
