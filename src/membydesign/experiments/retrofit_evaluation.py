@@ -63,7 +63,7 @@ def work(config: EvaluationRun, directory: Path, watch: Callable[[Progress], Non
     else:
         model = load_model(str(directory.parent / {"gdn_ft": CONTROL, "bl": HYBRID}[config.model] / MODEL))
     assert launched.device is not None
-    model = model.to(launched.device).eval()
+    model = model.to(device=launched.device).eval()
     asked = config.evaluation
     found = {
         text: [perplexity(model, _tokens(data, text), length).as_dict() for length in asked.lengths]
