@@ -62,8 +62,8 @@ def work(config: EvaluationRun, directory: Path, watch: Callable[[Progress], Non
         model = load_teacher(config.teacher, directory.parent)
     else:
         model = load_model(str(directory.parent / {"gdn_ft": CONTROL, "bl": HYBRID}[config.model] / MODEL))
-    assert launched.device is not None
-    model = model.to(device=launched.device).eval()
+    device: Any = launched.device
+    model = model.to(device).eval()
     asked = config.evaluation
     found = {
         text: [perplexity(model, _tokens(data, text), length).as_dict() for length in asked.lengths]
