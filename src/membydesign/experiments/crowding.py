@@ -189,8 +189,9 @@ def _notes(config: CrowdingConfig, results: Results) -> list[str]:
         "memories go on fading while they are asked. Labels are drawn independently for every write.",
         f"At n/D = {density:g} the Bayesian Layer's cross-entropy is {raw[ours]:.3f}, and the lowest is "
         f"{_least(raw)}. With the best single factor of the logits, found on other sequences, it is "
-        f"{calibrated[ours]:.3f}, and the lowest is {_least(calibrated)}: what is left of the difference is not "
-        f"confidence but what is stored. Accuracies: {', '.join(f'{name} {x:.3f}' for name, x in right.items())}.",
+        f"{calibrated[ours]:.3f}, and the lowest is {_least(calibrated)}: what one factor for all sequences leaves "
+        "of a difference is not overall confidence. Accuracies: "
+        f"{', '.join(f'{name} {x:.3f}' for name, x in right.items())}.",
         f"The factor is looked for between {SCALES[0]:.2f} and {SCALES[-1]:.2f}; a best factor at an end may lie "
         "beyond it.",
     ]
