@@ -216,7 +216,7 @@ def test_deciles():
 
 def test_every_needle_counts_at_its_own_depth(pair):
     _, half = pair
-    rows = niah_scores.by_depth(half, lambda one: one.task)
+    rows = niah_scores.by_depth(half, niah_scores.task_of)
     assert list(rows) == TASKS
     for task in TASKS:
         mine = [one for one in half if one.task == task]
@@ -236,6 +236,29 @@ def test_every_needle_counts_at_its_own_depth(pair):
     assert early is not None
     assert late is not None
     assert (early.mean, late.mean) == (100.0, 0.0)
+
+
+def test_every_task_counts_the_same_at_a_length(pair):
+    _, half = pair
+    cells = niah_scores.by_depth(half, niah_scores.length_and_task)
+    assert set(cells) == {(length, task) for length in (1500, 2000) for task in TASKS}
+    rows = niah_scores.over_tasks(cells)
+    assert list(rows) == [1500, 2000]
+    for length, row in rows.items():
+        for decile, cell in enumerate(row):
+            shares = []
+            for task in TASKS:
+                found = [
+                    correct
+                    for one in half
+                    for depth, correct in zip(one.depths, one.correct, strict=True)
+                    if (one.task, one.length) == (task, length) and niah_scores.decile(depth) == decile
+                ]
+                shares += [100 * sum(found) / len(found)] if found else []
+            assert cell is not None
+            assert cell.mean == pytest.approx(sum(shares) / len(shares))
+            of_tasks = [cells[length, task][decile] for task in TASKS]
+            assert cell.count == sum(one.count for one in of_tasks if one is not None)
 
 
 def test_scores_by_task(pair):
@@ -262,7 +285,7 @@ def test_differences_are_of_the_samples_that_both_answered(pair):
         [a.score - b.score for a, b in zip(first, second, strict=True) if a.key[:2] == (TASKS[0], 1500)]
     )
     assert cells[TASKS[0]].standard_error == pytest.approx(float(gaps.std() / len(gaps) ** 0.5))
-    by_depth = niah_scores.difference_by_depth(first, second, lambda one: one.length)
+    by_depth = niah_scores.over_tasks(niah_scores.difference_by_depth(first, second, niah_scores.length_and_task))
     assert by_depth[1500][0].mean == 0.0  # type: ignore[union-attr]
     assert by_depth[1500][9].mean == 100.0  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="results: expected samples of the same task, length and number"):
@@ -271,12 +294,15 @@ def test_differences_are_of_the_samples_that_both_answered(pair):
 
 def test_tables(pair):
     all_, half = pair
-    by_task, by_length, of_tasks = niah_tables.scores_tables(half)
+    by_task, by_length, of_tasks, of_both = niah_tables.scores_tables(half)
     assert by_task.headings == ["context", "single_1", "multikey_1", "multivalue", "mean"]
     assert [row[0] for row in by_task.rows] == ["1,500", "2,000"]
     assert "(20*)" in str(by_task.rows[0][1])
     assert [row[0] for row in of_tasks.rows] == ["single_1", "multikey_1", "multivalue"]
-    assert len(by_length.rows[0]) == 11
+    assert len(by_length.rows[0]) == len(of_both.rows[0]) == 11
+    assert [row[0] for row in of_both.rows] == [
+        f"{length} {task}" for length in ("1,500", "2,000") for task in ("single_1", "multikey_1", "multivalue")
+    ]
     marked = re.findall(r"\((\d+)\*\)", str(by_length.rows))
     unmarked = re.findall(r"\((\d+)\)", str(by_length.rows))
     assert all(int(n) < 30 for n in marked)
@@ -286,7 +312,10 @@ def test_tables(pair):
     assert re.match(r"\+\d+\.\d ± \d+\.\d \(20\*\)", str(first.rows[0][1]))
     metrics = niah_tables.difference_metrics(all_, half)
     assert metrics["same_prompts"] == metrics["samples"] == 120
-    assert json.loads(json.dumps(niah_tables.scores_metrics(half)))["by_task"]["1500"]["niah_single_1"]["count"] == 20
+    plain = json.loads(json.dumps(niah_tables.scores_metrics(half)))
+    assert plain["by_task"]["1500"]["niah_single_1"]["count"] == 20
+    cells = plain["by_length_task_and_depth"]["1500"]["niah_multivalue"]
+    assert sum(cell["count"] for cell in cells if cell) == 80
 
 
 def test_heat_maps(pair, tmp_path, monkeypatch):
@@ -298,7 +327,7 @@ def test_heat_maps(pair, tmp_path, monkeypatch):
     left, right = drawn[0].axes[:2]
     assert [label.get_text() for label in left.get_yticklabels()] == ["1,500", "2,000"]
     assert [label.get_text() for label in right.get_yticklabels()] == ["single_1", "multikey_1", "multivalue"]
-    wanted = niah_scores.difference_by_depth(pair[0], pair[1], lambda one: one.task)
+    wanted = niah_scores.difference_by_depth(pair[0], pair[1], niah_scores.task_of)
     few = [cell for task in TASKS for cell in wanted[task] if cell is not None and cell.count < 30]
     assert len(right.patches) == len(few) > 0
     image = right.images[0]

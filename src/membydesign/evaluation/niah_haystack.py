@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from membydesign.evaluation.text import EMBEDDED
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Generator
-
-EMBEDDED = "embedded"
-"""The name of the text that every Python carries, its own help."""
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from membydesign.evaluation.niah_run import Answered
 
-Row = TypeVar("Row", int, str)
+Row = TypeVar("Row", str, tuple[int, str])
 
 ENOUGH = 30
 """A cell of fewer is marked: chance may have made it."""
@@ -64,7 +64,7 @@ def by_depth(answered: Sequence[Answered], row: Callable[[Answered], Row]) -> di
 
     Args:
         answered: samples with answers.
-        row: for example `lambda one: one.length`.
+        row: `task_of` or `length_and_task`.
 
     Returns:
         Ten cells for each row; None where there is no needle.
@@ -75,6 +75,36 @@ def by_depth(answered: Sequence[Answered], row: Callable[[Answered], Row]) -> di
         for depth, correct in zip(one.depths, one.correct, strict=True):
             cells[decile(depth)].append(100.0 * correct)
     return {name: [_cell(values) if values else None for values in cells] for name, cells in found.items()}
+
+
+def task_of(one: Answered) -> str:
+    """A row for each task, all lengths together."""
+    return one.task
+
+
+def length_and_task(one: Answered) -> tuple[int, str]:
+    """A row for each task at each length."""
+    return one.length, one.task
+
+
+def over_tasks(rows: Mapping[tuple[int, str], Sequence[Cell | None]]) -> dict[int, list[Cell | None]]:
+    """Rows of lengths and tasks as rows of lengths. Every task with a needle in a cell counts the same.
+
+    Otherwise two thirds of a mean would be of multivalue and multiquery, which ask for four needles where others ask
+    for one. A cell's count is that of all its needles.
+    """
+    found: dict[int, list[list[Cell]]] = {}
+    for (length, _), cells in rows.items():
+        of_length = found.setdefault(length, [[] for _ in range(10)])
+        for at, cell in zip(of_length, cells, strict=True):
+            at.extend([] if cell is None else [cell])
+    return {
+        length: [
+            Cell(sum(cell.mean for cell in cells) / len(cells), sum(cell.count for cell in cells)) if cells else None
+            for cells in found[length]
+        ]
+        for length in sorted(found)
+    }
 
 
 def common(first: Sequence[Answered], second: Sequence[Answered]) -> tuple[list[Answered], list[Answered]]:

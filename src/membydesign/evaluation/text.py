@@ -8,6 +8,7 @@ from membydesign.data.text import Corpus, JoinedText, PythonHelp
 from membydesign.data.text_files import TextFiles
 
 EMBEDDED = "embedded"
+"""The name of the text that every Python carries, its own help."""
 
 
 def read_text(source: str | Path) -> str:

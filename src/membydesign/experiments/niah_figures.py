@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from membydesign.evaluation.niah_scores import DECILES, ENOUGH, difference_by_depth
+from membydesign.evaluation.niah_scores import (
+    DECILES,
+    ENOUGH,
+    difference_by_depth,
+    length_and_task,
+    over_tasks,
+    task_of,
+)
 from membydesign.experiments.niah_tables import in_order, short
 from membydesign.experiments.style import figure, house_style, save
 
@@ -38,8 +45,9 @@ def plot(
         directory: where the figure goes.
         file: its name.
     """
-    by_length = {f"{length:,}": cells for length, cells in sorted(difference_by_depth(first, second, _length).items())}
-    of_tasks = {short(task): cells for task, cells in in_order(difference_by_depth(first, second, _task)).items()}
+    of_both = difference_by_depth(first, second, length_and_task)
+    by_length = {f"{length:,}": cells for length, cells in over_tasks(of_both).items()}
+    of_tasks = {short(task): cells for task, cells in in_order(difference_by_depth(first, second, task_of)).items()}
     with house_style():
         rows = len(by_length) + len(of_tasks)
         drawing, (left, right) = figure(
@@ -54,18 +62,10 @@ def plot(
         path = save(drawing, directory / file)
     caption = (
         f"RULER needles found by {names[0]} minus those found by {names[1]}, in points, by depth decile (0.0 is the "
-        f"beginning of the context) and (a) context length, all tasks together, (b) task, all lengths together. Green: "
-        f"{names[0]} finds more. Gray border: fewer than {ENOUGH} needles."
+        f"beginning of the context) and (a) context length, the mean of all tasks, (b) task, all lengths together. "
+        f"Green: {names[0]} finds more. Gray border: fewer than {ENOUGH} needles."
     )
     return {caption: path}
-
-
-def _length(one: Answered) -> int:
-    return one.length
-
-
-def _task(one: Answered) -> str:
-    return one.task
 
 
 def _heat_map(axes: Any, rows: Mapping[str, Sequence[Cell | None]]) -> Any:
