@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from membydesign.data.token_files import TokenFile
-from membydesign.evaluation.niah_haystack import EMBEDDED, read_essays
+from membydesign.evaluation.niah_haystack import Essays, read_essays
 from membydesign.evaluation.niah_scores import by_task, common, mean_of_tasks
+from membydesign.evaluation.text import EMBEDDED
 from membydesign.experiments import retrofit_evaluation as evaluation
 from membydesign.experiments.niah_tables import difference_metrics, difference_tables
 from membydesign.experiments.record import Outcome
 from membydesign.experiments.retrofit_claims import claims
-from membydesign.experiments.retrofit_evaluation import ESSAYS, MODELS, EvaluationRun, answers_of
+from membydesign.experiments.retrofit_evaluation import ESSAYS, MODELS, NeedlesRun, PerplexityRun, answers_of
 from membydesign.experiments.retrofit_figures import plot
 from membydesign.experiments.retrofit_runs import (
     CONTROL,
@@ -30,7 +30,7 @@ from membydesign.experiments.retrofit_runs import (
 )
 from membydesign.experiments.retrofit_settings import PRESETS, Pretraining, RetrofitConfig
 from membydesign.experiments.retrofit_tables import notes, tables
-from membydesign.experiments.texts import Part, TextsError, prepare_parts
+from membydesign.experiments.texts import Part, prepare_parts, prepare_tokenizer, refused
 from membydesign.files import write_text
 from membydesign.training import Run, processes
 
@@ -45,28 +45,39 @@ TITLE = "Retrofit: Bayesian Layers distilled into a pretrained Gated DeltaNet"
 
 
 def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
-    """Train or load the teacher, distil, train the control, and measure all three."""
+    """Train or load the teacher, measure it, distil, train the control, and measure the two."""
     with processes().main_process_first():  # the others find everything made
-        folder = _prepare(config, workspace)
-    if isinstance(config.teacher, str):
-        check_teacher(config.teacher, config.student, TokenFile(folder / "train.safetensors"))
-    made = _train(config, workspace)
+        _prepare(config, workspace)
+    if isinstance(config.teacher, Pretraining):
+        workspace.stage("pretraining")
+        pretraining = PretrainingRun(config.teacher, config.distillation.validation_windows)
+        made = workspace.sweep([Run(pretraining.name, pretraining, work)], alone=True)
+    else:
+        made = {}
+    # The paper verifies its checkpoint on held-out text before anything else.
+    texts = {text: config.texts.window_tokens.get(text) for text in config.texts.perplexity}
+    perplexities = [PerplexityRun(model, config.teacher, config.evaluation.lengths, texts) for model in MODELS]
+    teacher, *others = (Run(each.name, each, evaluation.measure_perplexity) for each in perplexities)
+    workspace.stage("the teacher's perplexity")
+    found = workspace.sweep([teacher])
+    made |= _distil(config, workspace)
     workspace.stage("evaluation")
-    measured = [
-        EvaluationRun(model, config.teacher, config.evaluation, tuple(config.texts.perplexity)) for model in MODELS
-    ]
-    found = workspace.sweep([Run(each.name, each, evaluation.work) for each in measured])
-    answers = {each.model: answers_of(workspace.runs / each.name) for each in measured}
+    needles = [NeedlesRun(model, config.teacher, config.evaluation) for model in MODELS]
+    found |= workspace.sweep([*(Run(each.name, each, evaluation.ask) for each in needles), *others])
+    answers = {each.model: answers_of(workspace.runs / each.name) for each in needles}
     differences = {other: common(answers["bl"], answers[other]) for other in ("gdn_zero", "gdn_ft")}
     metrics = {
         "training": made,
         "niah": {
-            model: {str(length): mean_of_tasks(tasks) for length, tasks in by_task(answered).items()}
+            model: {
+                str(length): {task: cell.mean for task, cell in tasks.items()} | {"mean": mean_of_tasks(tasks)}
+                for length, tasks in by_task(answered).items()
+            }
             for model, answered in answers.items()
         },
-        "perplexity": {each.model: found[each.name]["perplexity"] for each in measured},
+        "perplexity": {each.model: found[each.name]["perplexity"] for each in perplexities},
         "differences": {f"bl - {other}": difference_metrics(*both) for other, both in differences.items()},
-        "evaluation_seconds": {each.model: found[each.name]["seconds"] for each in measured},
+        "evaluation_seconds": {name: one["seconds"] for name, one in found.items()},
     }
     shown = [
         replace(table, title=f"BL − {MODELS[other]}. {table.title}")
@@ -75,7 +86,7 @@ def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
     ]
     return Outcome(
         config,
-        claims(config, metrics, answers),
+        claims(config, metrics),
         metrics,
         notes(config, metrics),
         {"differences": differences, "metrics": metrics},
@@ -83,29 +94,39 @@ def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
     )
 
 
-def _prepare(config: RetrofitConfig, workspace: Workspace) -> Path:
-    """Tokenizer, token files and haystack; returns their folder."""
-    texts = config.texts
+def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
+    """Tokenizer, haystack and token files. What would be refused hours later is refused here."""
+    texts, tokenizer = config.texts, config.tokenizer
+    assert tokenizer is not None  # as the settings make sure
+    with refused():
+        essays = _essays(texts.essays, workspace.data)
+    words = prepare_tokenizer(tokenizer, texts.words, workspace)
+    if isinstance(config.teacher, str):
+        check_teacher(config.teacher, config.student, words)
+    with refused():
+        evaluation.check(config, words, essays)
     named = {"train": texts.train, "validation": texts.validation, **texts.perplexity}
     parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
-    folder = prepare_parts(parts, texts.tokenizer, texts.words, workspace)
-    try:
-        if texts.essays != EMBEDDED and workspace.data is None:
-            raise ValueError(f"data: expected the folder that holds {texts.essays} (--data FOLDER), got none")
-        essays = read_essays(texts.essays if texts.essays == EMBEDDED else workspace.data / texts.essays)  # pyright: ignore
-    except (ValueError, OSError) as error:
-        raise TextsError(str(error)) from error
+    folder = prepare_parts(parts, words, workspace)
     write_text(folder / ESSAYS, " ".join(essays.words))
-    return folder
+    with refused():
+        evaluation.check_texts(config, folder)
 
 
-def _train(config: RetrofitConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:
-    """All training runs; what each came to, by name."""
+def _essays(name: str, data: Path | None) -> Essays:
+    if name == EMBEDDED:
+        return read_essays(name)
+    if data is None:
+        raise ValueError(
+            f"data: expected the folder that holds {name}, RULER's haystack (mbd reproduce … --data FOLDER), got none; "
+            "RULER's scripts/data/synthetic/json/download_paulgraham_essay.py makes it"
+        )
+    return read_essays(data / name)
+
+
+def _distil(config: RetrofitConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:
+    """Both phases, and the control; what each run came to, by name."""
     found: dict[str, dict[str, Any]] = {}
-    if isinstance(config.teacher, Pretraining):
-        workspace.stage("pretraining")
-        pretraining = PretrainingRun(config.teacher, config.distillation.validation_windows)
-        found |= workspace.sweep([Run(pretraining.name, pretraining, work)], alone=True)
     for stage, names in {"Phase A": (PHASE_A, CONTROL_A), "Phase B": (HYBRID, CONTROL)}.items():
         workspace.stage(f"{stage}, and the control")
         runs = [PhaseRun(name, config.teacher, config.student, config.distillation) for name in names]

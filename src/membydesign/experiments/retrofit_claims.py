@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from membydesign.evaluation.niah_scores import by_task
+from membydesign.experiments.niah_tables import short
 from membydesign.experiments.record import About, Bound
+from membydesign.experiments.retrofit_evaluation import MODELS
 from membydesign.experiments.retrofit_settings import PAPER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from membydesign.evaluation.niah_run import Answered
     from membydesign.experiments.record import Check
     from membydesign.experiments.retrofit_settings import RetrofitConfig
 
 PAPER_NIAH = {
-    "gdn_zero": {2048: 49.52, 4096: 31.08, 8192: 16.81, 16384: 7.85},
-    "gdn_ft": {2048: 48.46, 4096: 31.58, 8192: 16.06, 16384: 8.36},
-    "bl": {2048: 50.81, 4096: 34.02, 8192: 20.00, 16384: 8.81},
+    "gdn_zero": {
+        2048: (100.00, 96.50, 30.50, 28.00, 19.25, 22.88, 49.52),
+        4096: (98.00, 35.50, 2.00, 27.50, 7.00, 16.50, 31.08),
+        8192: (71.00, 13.00, 1.50, 7.50, 1.88, 6.00, 16.81),
+        16384: (31.50, 4.00, 1.50, 5.00, 1.50, 3.62, 7.85),
+    },
+    "gdn_ft": {
+        2048: (100.00, 92.00, 27.00, 25.00, 23.50, 23.25, 48.46),
+        4096: (98.00, 35.50, 1.50, 24.50, 9.88, 20.12, 31.58),
+        8192: (60.50, 14.50, 2.00, 8.50, 2.75, 8.12, 16.06),
+        16384: (31.00, 4.00, 2.50, 5.50, 2.75, 4.38, 8.36),
+    },
+    "bl": {
+        2048: (100.00, 89.00, 42.00, 27.50, 22.88, 23.50, 50.81),
+        4096: (97.00, 51.00, 1.50, 23.50, 8.62, 22.50, 34.02),
+        8192: (67.00, 18.50, 3.00, 13.00, 6.25, 12.25, 20.00),
+        16384: (30.00, 7.00, 1.50, 5.50, 3.12, 5.75, 8.81),
+    },
 }
-"""The paper's means over six tasks, by length."""
+"""The paper's scores by length, of the six tasks in RULER's order, and their mean."""
 
 PAPER_PERPLEXITY = {
     "wikitext-103": {
@@ -39,48 +55,52 @@ PAPER_PERPLEXITY = {
         "bl": (20.83, 20.16, 19.81, 19.65),
     },
 }
-"""The paper's perplexities at 2,048, 4,096, 8,192 and 16,384 tokens."""
+"""The paper's perplexities at the lengths of `PAPER`."""
 
 MULTI = ("niah_multivalue", "niah_multiquery")
-SENTINEL = 2.535
-"""The checkpoint's cross-entropy on SlimPajama's held-out text, which the paper verifies first."""
+SENTINEL, SENTINEL_TEXT = 2.535, "slimpajama-heldout"
+"""The checkpoint's cross-entropy on SlimPajama's held-out text in windows of 2,048, which the paper verifies first."""
 
 
-def claims(
-    config: RetrofitConfig, metrics: Mapping[str, Any], answers: Mapping[str, Sequence[Answered]]
-) -> list[Check]:
-    """The paper's orders and ratios at the preset's lengths; its numbers too, where the teacher is the paper's."""
+def claims(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[Check]:
+    """The paper's orders and ratios at the preset's lengths; its numbers too where settings and teacher are its own."""
     found: list[Check] = []
-    scores = metrics["niah"]
-    claim = "BL finds more needles than GDN-zero at every length"
+    for other, claim in {
+        "gdn_zero": "BL finds more needles than GDN-zero at every length",
+        "gdn_ft": "More training of GDN alone does not bring these gains",
+    }.items():
+        for length in config.evaluation.lengths:
+            gain = _gain(metrics, other, length, "mean")
+            found.append(Bound(claim, f"BL − {MODELS[other]} at {length:,}, points", "> 0", gain))
+    claim = "Gains are on multi-target retrieval, at every length"
     for length in config.evaluation.lengths:
-        gain = scores["bl"][str(length)] - scores["gdn_zero"][str(length)]
-        found.append(Bound(claim, f"BL − GDN-zero at {length:,}, points", "> 0", gain))
-    claim = "More training of GDN alone does not bring these gains"
-    for length in config.evaluation.lengths:
-        gain = scores["bl"][str(length)] - scores["gdn_ft"][str(length)]
-        found.append(Bound(claim, f"BL − GDN-FT at {length:,}, points", "> 0", gain))
-    found += _multi_target(config, answers)
+        for task in (task for task in MULTI if task in config.evaluation.tasks):
+            gain = _gain(metrics, "gdn_zero", length, task)
+            found.append(Bound(claim, f"BL − GDN-zero, {short(task)} at {length:,}, points", "> 0", gain))
     found += _perplexity(metrics["perplexity"])
-    if config.teacher == PAPER.teacher:
-        found += _numbers(metrics)
+    if is_paper_s(config):
+        sentinel = _sentinel(metrics)
+        found.append(sentinel)
+        if sentinel.agrees:
+            found += _numbers(metrics)
     return found
 
 
-def _multi_target(config: RetrofitConfig, answers: Mapping[str, Sequence[Answered]]) -> list[Check]:
-    tasks = [task for task in MULTI if task in config.evaluation.tasks]
-    ours, theirs = by_task(answers["bl"]), by_task(answers["gdn_zero"])
-    claim = "Gains are on multi-target retrieval, at every length"
-    return [
-        Bound(
-            claim,
-            f"BL − GDN-zero, {task.removeprefix('niah_')} at {length:,}, points",
-            "> 0",
-            ours[length][task].mean - theirs[length][task].mean,
-        )
-        for length in config.evaluation.lengths
-        for task in tasks
-    ]
+def is_paper_s(config: RetrofitConfig) -> bool:
+    """Whether all settings are the paper's, wherever its checkpoint lies."""
+    return isinstance(config.teacher, str) and replace(config, teacher=PAPER.teacher) == PAPER
+
+
+def _sentinel(metrics: Mapping[str, Any]) -> About:
+    """Whether a folder holds the paper's checkpoint."""
+    [ours] = [one for one in metrics["perplexity"]["gdn_zero"][SENTINEL_TEXT] if one["length"] == 2048]
+    claim = "The checkpoint's cross-entropy on held-out SlimPajama"
+    return About(claim, "nats, measured before distillation", SENTINEL, ours["cross_entropy"], 0.005)
+
+
+def _gain(metrics: Mapping[str, Any], other: str, length: int, task: str) -> float:
+    scores = metrics["niah"]
+    return scores["bl"][str(length)][task] - scores[other][str(length)][task]
 
 
 def _perplexity(perplexity: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> list[Check]:
@@ -90,12 +110,13 @@ def _perplexity(perplexity: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]
             model: [a["perplexity"] / b["perplexity"] for a, b in zip(perplexity[model][text], of_zero, strict=True)]
             for model in ("bl", "gdn_ft")
         }
+        # Bounds are the paper's as it rounds them: its own table has 2.745 and 0.311.
         cost = 100 * (max(ratios["bl"]) - 1)
-        found.append(Bound("BL costs at most 2.7 % of perplexity", f"{text}, the most over lengths, %", "≤ 2.7", cost))
+        found.append(Bound("BL costs at most 2.7 % of perplexity", f"{text}, the most over lengths, %", "< 2.75", cost))
         spread = 100 * (max(ratios["bl"]) - min(ratios["bl"]))
         found.append(Bound("The cost is flat in length", f"{text}, spread in points (our reading)", "≤ 0.5", spread))
         drift = 100 * max(abs(ratio - 1) for ratio in ratios["gdn_ft"])
-        found.append(Bound("GDN-FT stays within 0.3 % of GDN-zero's perplexity", f"{text}, %", "≤ 0.3", drift))
+        found.append(Bound("GDN-FT stays within 0.3 % of GDN-zero's perplexity", f"{text}, %", "< 0.35", drift))
     return found
 
 
@@ -103,17 +124,13 @@ def _numbers(metrics: Mapping[str, Any]) -> list[Check]:
     """The paper's own numbers; their tolerances are our reading of what another run of the same may give."""
     found: list[Check] = []
     for model, by_length in PAPER_NIAH.items():
-        for length, paper in by_length.items():
-            ours = metrics["niah"][model].get(str(length))
-            if ours is not None:
-                found.append(About("RULER's mean over six tasks", f"{model} at {length:,}", paper, ours, 2.0))
+        for length, (*_, paper) in by_length.items():
+            ours = metrics["niah"][model][str(length)]["mean"]
+            found.append(About("RULER's mean over six tasks", f"{model} at {length:,}", paper, ours, 2.0))
     for text, of_models in PAPER_PERPLEXITY.items():
         for model, printed in of_models.items():
-            for paper, ours in zip(printed, metrics["perplexity"][model].get(text, ()), strict=False):
-                name = f"{model}, {text} at {ours['length']:,}"
-                found.append(About("Perplexity by length", name, paper, ours["perplexity"], 0.01 * paper))
-    held_out = metrics["perplexity"]["gdn_zero"].get("slimpajama-heldout")
-    if held_out:
-        claim = "The checkpoint's cross-entropy on held-out SlimPajama"
-        found.append(About(claim, "nats, before distillation", SENTINEL, held_out[0]["cross_entropy"], 0.005))
+            ours = {one["length"]: one["perplexity"] for one in metrics["perplexity"][model][text]}
+            for length, paper in zip(PAPER.evaluation.lengths, printed, strict=True):
+                name = f"{model}, {text} at {length:,}"
+                found.append(About("Perplexity by length", name, paper, ours[length], 0.01 * paper))
     return found

@@ -41,7 +41,8 @@ def _by_length(metrics: Mapping[str, Any], path: Path) -> Path:
     scores, *others = axes
     for model, look in LOOKS.items():
         found = metrics["niah"][model]
-        scores.plot([int(length) for length in found], list(found.values()), label=MODELS[model], **look)
+        means = [one["mean"] for one in found.values()]
+        scores.plot([int(length) for length in found], means, label=MODELS[model], **look)
     scores.set_ylabel("RULER score (%)")
     for each, text in zip(others, texts, strict=True):
         zero = metrics["perplexity"]["gdn_zero"][text]

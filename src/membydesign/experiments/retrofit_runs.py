@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from membydesign.data.token_files import TokenFile
+from membydesign.data.tokenizer import bos_of, check_vocabulary, load_tokenizer
 from membydesign.data.windows import Windows
 from membydesign.experiments.record import commit
+from membydesign.experiments.texts import TOKENIZER
 from membydesign.layers import GatedDeltaNet
 from membydesign.models import MemoryConfig, MemoryForCausalLM, fla_config, load_fla, next_token_losses
 from membydesign.models.quiet import quiet
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
     from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerBase
 
     from membydesign.experiments.retrofit_settings import Distillation, Pretraining, Student
     from membydesign.training import Progress
@@ -97,11 +100,15 @@ class PhaseRun:
 
 
 class TeacherError(ValueError):
-    """A checkpoint that is not there, or is none that layers can be replaced in."""
+    """A model that is not there, or is none that layers can be replaced in."""
 
 
-def load_model(source: str) -> MemoryForCausalLM:
+def load_model(source: str, what: str = "model") -> MemoryForCausalLM:
     """A model by its folder or its name on the Hub, one of flash-linear-attention's or one of ours, in float32.
+
+    Args:
+        source: folder or name.
+        what: the model is, for errors.
 
     Raises:
         TeacherError: if there is none.
@@ -115,32 +122,28 @@ def load_model(source: str) -> MemoryForCausalLM:
         return MemoryForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise TeacherError(
-            f"teacher: expected a Gated DeltaNet of flash-linear-attention's or ours, by its folder or its name on the "
-            f"Hugging Face Hub, got {source!r}: {error}"
+            f"{what}: expected a Gated DeltaNet of flash-linear-attention's or a model of ours, by its folder or its "
+            f"name on the Hugging Face Hub, got {source!r}: {error}"
         ) from error
 
 
-def check_teacher(source: str, student: Student, tokens: TokenFile) -> None:
-    """Refuse a checkpoint in which these layers cannot be replaced, or that has not all tokens of a text.
+def check_teacher(source: str, student: Student, words: PreTrainedTokenizerBase) -> None:
+    """Refuse a checkpoint in which these layers cannot be replaced, or that has not all tokens of its tokenizer.
 
     Raises:
         TeacherError: if so.
     """
-    model = load_model(source)
+    model = load_model(source, "teacher")
     try:
         checked_places(model, student.layers, GatedDeltaNet)
+        check_vocabulary(words, model.config.vocab_size)
     except ValueError as error:
-        raise TeacherError(f"teacher: expected other layers in {source}: {error}") from error
-    if tokens.vocab_size > model.config.vocab_size:
-        raise TeacherError(
-            f"tokenizer: expected one of at most {model.config.vocab_size:,} tokens, as {source} has, got one of "
-            f"{tokens.vocab_size:,}; take the tokenizer that it was trained with"
-        )
+        raise TeacherError(f"teacher: expected another than {source}: {error}") from error
 
 
 def load_teacher(teacher: str | Pretraining, runs: Path) -> MemoryForCausalLM:
     """The checkpoint, or what pretraining made."""
-    return load_model(teacher if isinstance(teacher, str) else str(runs / PRETRAINED / MODEL)).eval()
+    return load_model(teacher if isinstance(teacher, str) else str(runs / PRETRAINED / MODEL), "teacher").eval()
 
 
 def work(config: PretrainingRun | PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def work(config: PretrainingRun | PhaseRun, directory: Path, watch: Callable[[Pr
         trained, curve, model = (_control if config.is_control else _distil)(config, directory, watch)
         both = config.distillation
         tokens = both.phase_a.tokens if config.phase == "a" else both.phase_b.tokens
-    save_model(model, directory / MODEL, directory.parent.parent / "data" / "tokenizer")
+    save_model(model, directory / MODEL, directory.parent.parent / "data" / TOKENIZER)
     return {
         "run": config.name,
         "weights": sum(p.numel() for p in model.parameters()),
@@ -173,6 +176,7 @@ Result = tuple[Trained, dict[str, Any], MemoryForCausalLM]
 
 def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
     made, files = config.teacher, _files(directory)
+    between = bos_of(load_tokenizer(directory.parent.parent / "data" / TOKENIZER))  # documents, so that it ends them
     torch.manual_seed(made.seed)
     model = MemoryForCausalLM(
         MemoryConfig(
@@ -184,6 +188,8 @@ def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress
             head_dim=made.head_dim,
             layer_options={"gated_deltanet": {"value_dim": made.head_dim}},
             initializer_range=made.initializer_range,
+            bos_token_id=between,
+            eos_token_id=between,
         )
     )
     windows = Windows(files["train"], made.window, made.seed)
@@ -231,11 +237,13 @@ def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]
             found = [phase_a_losses(teacher, student, {"input_ids": ids}) for ids in rows]
             names = [str(i) for i in found[0].layers]
             return {
-                what: dict(zip(names, _means([getattr(one, what) for one in found]), strict=True))
-                for what in ("nmse", "cosine")
+                part: dict(zip(names, _means([getattr(one, part) for one in found]), strict=True))
+                for part in ("nmse", "cosine")
             }
         student.eval()
-        found = [phase_b_loss(teacher, student, {"input_ids": ids}, LossWeights(1, 0)) for ids in rows]
+        found = [
+            phase_b_loss(teacher, student, {"input_ids": ids}, LossWeights(1, 0), matched=what.matched) for ids in rows
+        ]
         names = [str(i) for i in found[0].layers]
         student.train()
         return {

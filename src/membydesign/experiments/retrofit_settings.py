@@ -49,37 +49,40 @@ class RetrofitTexts:
         train: for pretraining, if there is any, and for both phases.
         validation: on which training is followed.
         perplexity: on which models are compared, by what tables call it.
-        tokenizer: a name on the Hub, a folder, or the size of a vocabulary that is learned from `words`.
+        vocabulary: tokens of a teacher that is trained here, learned from `words`. A checkpoint has its own tokenizer.
         words: the text of such a vocabulary.
         essays: the haystack of RULER: "embedded", or a file or folder below the one that `--data` names.
-        most_tokens: of each text; None for all. Streams end there even if there is more.
+        most_tokens: where a text ends even if there is more; of those that are not named, all is taken.
+        window_tokens: perplexity of a text is over as many windows as it takes to hold so many tokens; of those that
+            are not named, over all whole windows.
     """
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
     perplexity: dict[str, tuple[str, ...]]
-    tokenizer: str | int
+    vocabulary: int | None = None
     words: tuple[str, ...] = ()
     essays: str = "embedded"
     most_tokens: dict[str, int] = field(default_factory=dict)
+    window_tokens: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Student:
-    """What is replaced by what; all but the indices are choices that the paper leaves open.
+    """What is replaced by what.
 
     Attributes:
         layers: indices of the layers that become Bayesian Layers.
-        transition: see `membydesign.retrofit.retrofit`; and the next two.
-        convolution: kept or dropped.
-        start: of transition and noises.
-        matched: see `membydesign.retrofit.phase_b_loss`.
+        transition: see `membydesign.retrofit.retrofit`; and the next two. The paper leaves it open.
+        convolution: kept or dropped; the paper leaves it open.
+        start: of transition and noises, which are fresh in the paper.
+        matched: see `membydesign.retrofit.phase_b_loss`; the paper leaves it open.
     """
 
     layers: tuple[int, ...]
     transition: TransitionName = "rotation"
     convolution: Convolution = "keep"
-    start: Start = "teacher"
+    start: Start = "fresh"
     matched: Literal["tokens", "layer_inputs"] = "tokens"
 
 
@@ -185,7 +188,7 @@ class RetrofitConfig:
             "slimpajama-heldout": (f"{_SLIMPAJAMA}:validation",),
             "pg19-validation": ("hub:emozilla/pg19::validation",),
         },
-        tokenizer=CHECKPOINT,
+        essays="PaulGrahamEssays.json",
         # Both phases need 400,293,888; one million of SlimPajama rounded up to windows of 16,384; three of PG-19.
         most_tokens={
             "train": 400_293_888,
@@ -193,10 +196,20 @@ class RetrofitConfig:
             "slimpajama-heldout": 1_015_808,
             "pg19-validation": 3_000_000,
         },
+        window_tokens={"slimpajama-heldout": 1_000_000},
     )
     student: Student = Student((5, 11, 17, 23))
     distillation: Distillation = Distillation()
     evaluation: Evaluation = Evaluation()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.teacher, str) and self.texts.vocabulary is None:
+            raise ValueError("vocabulary: expected a size for a teacher that is trained here, got none")
+
+    @property
+    def tokenizer(self) -> str | int | None:
+        """The checkpoint's own, by its name, or the size of one that is learned."""
+        return self.teacher if isinstance(self.teacher, str) else self.texts.vocabulary
 
 
 PAPER = RetrofitConfig()
@@ -225,18 +238,19 @@ CPU = RetrofitConfig(
             "wikitext-103": ("wikitext-103/wiki.test.tokens",),
             "books": ("gutenberg/validation",),
         },
-        tokenizer=4096,
+        vocabulary=4096,
         words=("gutenberg/train", "needles:4000:gutenberg/train"),
         essays="PaulGrahamEssays.json",
         most_tokens={"books": 500_000},
     ),
-    student=Student((2, 5)),
+    student=Student((2, 5), start="teacher"),
     distillation=Distillation(
         window=512,
         phase_a=Stage(300 * 8192, 8192),
         phase_b=PhaseBSchedule(Stage(300 * 8192, 8192), Stage(150 * 16384, 16384)),
         precision="fp32",
         rows_at_a_time=None,
+        seed=1,
     ),
     evaluation=Evaluation(lengths=(512, 1024, 2048, 4096), samples=100),
 )
@@ -255,10 +269,10 @@ SMOKE = replace(
         train=("python-help:train", "needles:50:python-help:train"),
         validation=("python-help:validation",),
         perplexity={"python-help": ("python-help:validation",)},
-        tokenizer=512,
+        vocabulary=512,
         words=("python-help:train",),
     ),
-    student=Student((1,)),
+    student=Student((1,), start="teacher"),
     distillation=Distillation(
         window=256,
         phase_a=Stage(3 * 512, 512),

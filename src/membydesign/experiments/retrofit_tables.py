@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 from membydesign.evaluation.niah_scores import by_task, mean_of_tasks
 from membydesign.experiments.niah_tables import short
 from membydesign.experiments.record import RecordTable
+from membydesign.experiments.retrofit_claims import is_paper_s
 from membydesign.experiments.retrofit_evaluation import MODELS
 from membydesign.experiments.retrofit_runs import CONTROL, CONTROL_A, HYBRID, PHASE_A, PRETRAINED
-from membydesign.experiments.retrofit_settings import PAPER, Pretraining
+from membydesign.experiments.retrofit_settings import CHECKPOINT, PAPER, Pretraining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from membydesign.evaluation.niah_run import Answered
-    from membydesign.experiments.retrofit_settings import RetrofitConfig
+    from membydesign.experiments.retrofit_settings import RetrofitConfig, Student
 
 RUNS = {
     PRETRAINED: "pretraining (GDN-zero)",
@@ -67,7 +68,7 @@ def _perplexity(text: str, perplexity: Mapping[str, Mapping[str, Sequence[Mappin
 
 def _layers(training: Mapping[str, Mapping[str, Any]]) -> RecordTable:
     rows = []
-    layers = [*next(iter(training[PHASE_A]["validation"].values()))["nmse"]]
+    layers = ", ".join(next(iter(training[PHASE_A]["validation"].values()))["nmse"])
     for step, found in training[PHASE_A]["validation"].items():
         shown = [f"{x:.4f}" for x in found["nmse"].values()]
         rows.append(["Phase A", int(step), " ".join(shown), "—", "—"])
@@ -76,7 +77,6 @@ def _layers(training: Mapping[str, Mapping[str, Any]]) -> RecordTable:
         rows.append(["Phase B", int(step), " ".join(shown), f"{found['kl']:.4f}", f"{found['cross_entropy']:.4f}"])
     for step, found in training[CONTROL]["validation"].items():
         rows.append(["GDN-FT", int(step), "—", "—", f"{found['cross_entropy']:.4f}"])
-    layers = ", ".join(training[PHASE_A]["validation"][rows[0][1].__str__()]["nmse"])
     note = f"NMSE of layers {layers}, in this order. All on validation text, in nats where they have a unit."
     return RecordTable(
         "How near the student is to its teacher", ["", "step", "NMSE", "KL", "cross-entropy"], rows, note
@@ -107,16 +107,27 @@ def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
     theirs = PAPER.distillation.phase_a.tokens + PAPER.distillation.phase_b.tokens
     found = [
         f"Layers {', '.join(map(str, what.layers))} were replaced. Transition: {what.transition}; convolutions: "
-        f"{what.convolution}; start of transition and noises: {what.start}. Both phases have {tokens:,} tokens, "
-        f"{100 * tokens / theirs:.2g} % of the paper's {theirs:,}, and so has the control: the paper's text gives it "
-        "400M tokens, its table of settings 300M.",
+        f"{what.convolution}; start of transition and noises: {what.start}{_as_the_paper(what)}. Both phases have "
+        f"{tokens:,} tokens, {100 * tokens / theirs:.2g} % of the paper's {theirs:,}, and so has the control: the "
+        "paper's text gives it 400M tokens, its table of settings 300M.",
     ]
     if isinstance(config.teacher, Pretraining):
         made = training[PRETRAINED]
         found.append(
             f"The teacher is a Gated DeltaNet of {made['weights']:,} weights, trained here on {made['tokens']:,} "
             f"tokens of {', '.join(config.texts.train)}: the paper's has 340M weights and 15B tokens. It has seen "
-            "questions of RULER's form at short length, since without them a model of this size answers none; keys "
-            "and values of the evaluation are others, and so is its haystack."
+            "questions of RULER's form at short length, since without them a model of this size answers none: the same "
+            "wording, keys of the same lists of words, the same line of noise, other values, and other text around "
+            "them. Both phases and the control read the same text again, in another order: the student learns "
+            "from its teacher there, the control from the answers themselves."
+        )
+    elif is_paper_s(config):
+        found.append(
+            f"{config.teacher} was taken for {CHECKPOINT} if its cross-entropy on held-out SlimPajama is the paper's; "
+            "only then are its numbers compared."
         )
     return found
+
+
+def _as_the_paper(what: Student) -> str:
+    return "" if what.start == PAPER.student.start else f" (the paper's: {PAPER.student.start})"

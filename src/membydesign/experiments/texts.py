@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,8 +14,10 @@ from membydesign.data.tokenizer import load_tokenizer, train_tokenizer
 from membydesign.evaluation.niah_documents import NeedleText
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
 
     from membydesign.experiments.workspace import Workspace
 
@@ -91,34 +94,59 @@ def _one(name: str, data: Path | None) -> Corpus:
     return TextFiles(data / name)
 
 
-def prepare_parts(
-    parts: Mapping[str, Part], tokenizer: str | int, learned_from: tuple[str, ...], workspace: Workspace
-) -> Path:
-    """Make what is not there yet of tokenizer and token files, one for each part; returns their folder.
+@contextmanager
+def refused() -> Iterator[None]:
+    """Errors of texts and tokenizers as those that a command prints.
+
+    Raises:
+        TextsError: instead of them.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise TextsError(str(error)) from error
+
+
+def prepare_tokenizer(
+    tokenizer: str | int, learned_from: tuple[str, ...], workspace: Workspace
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of an experiment, which is kept beside its token files.
 
     Args:
-        parts: texts, by the names of their files.
         tokenizer: a name on the Hub, a folder, or the size of a vocabulary.
         learned_from: the text of such a vocabulary.
         workspace: of the experiment.
 
     Raises:
-        TextsError: if a text or the tokenizer cannot be had.
+        TextsError: if it cannot be had.
+    """
+    folder = workspace.directory / "data" / TOKENIZER
+    workspace.stage("tokenizer")
+    with refused():
+        if isinstance(tokenizer, int):
+            return train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder)
+        words = load_tokenizer(tokenizer)
+        words.save_pretrained(folder)
+    return words
+
+
+def prepare_parts(parts: Mapping[str, Part], words: PreTrainedTokenizerBase, workspace: Workspace) -> Path:
+    """Make the token files that are not there yet, one for each part; returns their folder.
+
+    Args:
+        parts: texts, by the names of their files.
+        words: the tokenizer.
+        workspace: of the experiment.
+
+    Raises:
+        TextsError: if a text cannot be had.
     """
     folder = workspace.directory / "data"
-    try:
+    with refused():
         corpora = {name: corpus_of(part.names, workspace.data) for name, part in parts.items()}
-        workspace.stage("tokenizer")
-        if isinstance(tokenizer, int):
-            words = train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder / TOKENIZER)
-        else:
-            words = load_tokenizer(tokenizer)
-            words.save_pretrained(folder / TOKENIZER)
         workspace.stage("tokens")
         for name, corpus in corpora.items():
             pack(corpus, words, folder / f"{name}.safetensors", most_tokens=parts[name].most_tokens)
-    except (ValueError, OSError) as error:
-        raise TextsError(str(error)) from error
     return folder
 
 
@@ -129,7 +157,7 @@ def prepare(texts: Texts, workspace: Workspace) -> Path:
         TextsError: if a text or the tokenizer cannot be had.
     """
     parts = {split: Part(getattr(texts, split)) for split in SPLITS}
-    folder = prepare_parts(parts, texts.tokenizer, texts.train, workspace)
+    folder = prepare_parts(parts, prepare_tokenizer(texts.tokenizer, texts.train, workspace), workspace)
     workspace.stage("pairs of tokens")
     count_bigrams(TokenFile(folder / "train.safetensors"), folder / "bigrams.safetensors")
     return folder
