@@ -69,12 +69,11 @@ def reproduce(
     if resume and _finished(out, preset, config):
         _show(out, preset, as_json)
         return
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if not resume and launched == 1 and (out / "runs").exists():
+    launched, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
     record.commit()  # of what runs now; the checkout may be another when it ends
-    first = os.environ.get("RANK", "0") == "0"
     workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
     with _Bars(shown=first) as bars:
         workspace = Workspace(out, workers, bars.stage, bars.total, bars.watch, data)

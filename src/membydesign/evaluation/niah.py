@@ -179,7 +179,7 @@ class Hidden:
         ]
         standing = sorted(needles, key=lambda needle: needle.depth)
         context = haystack.hide([needle.text for needle in standing], [needle.depth for needle in standing], units)
-        question, prefix = self.task.prompt(context, _listed(self.keys))
+        question, prefix = self.task.prompt(context, listed(self.keys))
         asked = tuple(needle for key in self.keys for needle in needles if needle.key == key)
         return Posed(question + prefix, prefix, tuple(standing), asked)
 
@@ -382,6 +382,6 @@ def _uuid(source: Generator) -> str:
 _VALUES = {"numbers": _number, "uuids": _uuid}
 
 
-def _listed(keys: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Keys as a question names them: a, b, c, and d."""
-    return f"{', '.join(keys[:-1])}, and {keys[-1]}" if len(keys) > 1 else keys[0]
+    return f"{', '.join(names[:-1])}, and {names[-1]}" if len(names) > 1 else names[0]

@@ -11,7 +11,7 @@ import torch
 from membydesign.data.mqar import check_whole
 from membydesign.data.seeds import generator
 from membydesign.data.text import Corpus
-from membydesign.evaluation.niah import TASKS, Hidden
+from membydesign.evaluation.niah import TASKS, Hidden, listed
 from membydesign.evaluation.niah_haystack import Essays, Noise
 
 if TYPE_CHECKING:
@@ -103,6 +103,4 @@ def told(posed: Posed) -> str:
     asked = posed.asked
     if len({needle.key for needle in asked}) == 1:
         asked = tuple(sorted(asked, key=lambda needle: needle.depth))
-    values = [needle.value for needle in asked]
-    listed = f"{', '.join(values[:-1])}, and {values[-1]}" if len(values) > 1 else values[0]
-    return f"{posed.prompt} {listed}."
+    return f"{posed.prompt} {listed([needle.value for needle in asked])}."
