@@ -96,8 +96,8 @@ def _shard(model: nn.Module, processes: int) -> None:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Within this, any part of a prepared model may be called, also if it is in shards; all processes must take part.
 
-    The forward pass of a sharded model gathers the weights that are of no block, and that of each block its own. So what
-    calls parts of a model finds shards of its embedding and head; here they are whole, and afterwards shards again.
+    The forward pass of a sharded model gathers the weights that are of no block, and that of each block its own. So
+    what calls parts of a model finds shards of embedding and head; here they are whole, and afterwards shards again.
     """
     if not isinstance(model, FSDPModule):
         yield

@@ -75,8 +75,8 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, or if processes that
-            were launched together are to have workers.
+        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, or if processes
+            that were launched together are to have workers.
     """
     runs, launched = list(runs), processes()
     if launched.num_processes > 1 and workers > 1:
