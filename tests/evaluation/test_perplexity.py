@@ -19,7 +19,7 @@ from transformers import (
 from closeness import assert_close
 from membydesign.data import token_files
 from membydesign.data.text_files import TextFiles
-from membydesign.data.token_files import cut_long, pack
+from membydesign.data.token_files import pack
 from membydesign.evaluation import perplexity as module
 from membydesign.evaluation.perplexity import Perplexity, fastest_way, perplexity, perplexity_by_length, windows_of
 from membydesign.evaluation.text import read_stream
@@ -200,24 +200,22 @@ def test_text_from_files(tmp_path):
     assert len(read_stream("embedded", words)) > 100_000
 
 
-def test_text_is_what_training_packs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("begin", [False, True])
+def test_text_is_what_training_packs(begin, tmp_path, monkeypatch):
     """Also articles of WikiText, documents that are tokenised in pieces, and a tokenizer that puts BOS itself."""
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "wiki.test.tokens").write_text(" = One = \n \n words of one \n = Two = \n \n words of two \n")
-    (tmp_path / "text" / "long.txt").write_text("many words " * 500)
-    for words in (words_tokenizer(), words_tokenizer(begin=True)):
-        whole = read_stream(tmp_path / "text", words)
-        packed = pack(TextFiles(tmp_path / "text"), words, tmp_path / f"{words.name_or_path}.safetensors")
-        assert packed.documents == 3
-        assert torch.equal(whole, packed.read(0, len(packed)))
-        given = []
-        with monkeypatch.context() as patch:
-            patch.setattr("membydesign.data.token_files.PIECE", 200)
-            patch.setattr(cut_long, "__defaults__", (200,))
-            real = token_files.encoder(words)
-            patch.setattr(token_files, "encoder", lambda _: lambda texts: given.extend(texts) or real(texts))
-            assert torch.equal(read_stream(tmp_path / "text", words), whole)
-        assert max(map(len, given)) <= 200
+    folder, words = tmp_path / "text", words_tokenizer(begin)
+    folder.mkdir()
+    (folder / "wiki.test.tokens").write_text(" = One = \n \n words of one \n = Two = \n \n words of two \n")
+    (folder / "long.txt").write_text("many words " * 500)
+    whole = read_stream(folder, words)
+    packed = pack(TextFiles(folder), words, tmp_path / "packed.safetensors")
+    assert packed.documents == 3
+    assert torch.equal(whole, packed.read(0, len(packed)))
+    given, encode = [], token_files.encoder(words)
+    monkeypatch.setattr(token_files.cut_long, "__defaults__", (200,))
+    monkeypatch.setattr(token_files, "encoder", lambda _: lambda texts: given.extend(texts) or encode(texts))
+    assert torch.equal(read_stream(folder, words), whole)
+    assert max(map(len, given)) <= 200
 
 
 def test_texts_begin_with_the_token_that_ends_them_if_there_is_no_other(tmp_path):

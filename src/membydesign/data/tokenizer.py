@@ -26,7 +26,7 @@ BOS = "<|bos|>"
 BYTES = 256
 
 DIGITS = "single tokens"
-"""How numbers are cut, kept with what a tokenizer was trained on: one that was made before this was a rule is another."""
+"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have not this rule."""
 
 TRAINED_ON = "trained_on.json"
 """Beside a tokenizer that was trained here: on what, and with how many tokens."""
