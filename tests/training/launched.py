@@ -86,7 +86,7 @@ def shard_by_accelerate() -> None:
 def patience() -> float:
     """Seconds that the processes wait for one another."""
     group = torch.distributed.distributed_c10d._get_default_group()
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()  # pyright: ignore
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
 if __name__ == "__main__":
@@ -99,7 +99,9 @@ if __name__ == "__main__":
     else:
         done, result = stages(directory, launched, kill_after=12 if what == "killed" else None)
     if launched.is_main_process:
-        result["processes"] = launched.num_processes
-        result["sharded"] = all(isinstance(p, DTensor) for p in done.parameters())
-        result["patience"] = patience()
-        file.write_text(json.dumps(result))
+        about = {
+            "processes": launched.num_processes,
+            "sharded": all(isinstance(p, DTensor) for p in done.parameters()),
+            "patience": patience(),
+        }
+        file.write_text(json.dumps({**about, **result}))
