@@ -7,7 +7,9 @@ import sys
 from math import exp
 
 import pytest
+from typer.testing import CliRunner
 
+from membydesign.cli.app import app
 from membydesign.data.tokenizer import encoder
 from models.family import fresh_model
 from text_problem import help_tokenizer
@@ -32,11 +34,17 @@ metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}]
 """
 
 
-def command(*words, environment) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *map(str, words)], capture_output=True, text=True, check=False, env=environment
-    )
+def lm_eval(*words, hub) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "lm_eval", *map(str, words)]
+    environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def mbd(*words) -> str:
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
@@ -52,18 +60,11 @@ def test_its_rolling_perplexity_is_that_of_our_command(kind, tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     (tmp_path / "local.yaml").write_text(TASK.replace("FILE", str(tmp_path / "texts.jsonl")))
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "hub"),
-        "OMP_NUM_THREADS": "1",
-    }
 
     given = f"pretrained={tmp_path / 'model'},trust_remote_code=True,max_length=512,dtype=float32,add_bos_token=False"
     words = ["run", "--model", "hf", "--model_args", given, "--tasks", "local_text", "--include_path", tmp_path]
     words += ["--log_samples", "--output_path", tmp_path / "out", "--device", "cpu", "--batch_size", "2"]
-    command("lm_eval", *words, environment=environment)
+    lm_eval(*words, hub=tmp_path / "hub")
     [log] = (tmp_path / "out").rglob("samples_local_text_*.jsonl")
     samples = [json.loads(line) for line in log.read_text().splitlines()]
     assert [sample["target"] for sample in samples] == DOCUMENTS
@@ -73,9 +74,7 @@ def test_its_rolling_perplexity_is_that_of_our_command(kind, tmp_path):
         (tmp_path / f"{i}.txt").write_text(DOCUMENTS[i])
         tokens = len(encoder(tokenizer)([DOCUMENTS[i]])[0])
         options = ["--text", tmp_path / f"{i}.txt", "--lengths", tokens + 1, "--out", tmp_path / f"ours-{i}", "--json"]
-        found = command(
-            "membydesign.cli", "evaluate", "perplexity", tmp_path / "model", *options, environment=environment
-        )
+        found = mbd("evaluate", "perplexity", tmp_path / "model", *options)
         ours = json.loads(found)["metrics"]["by_length"][str(tokens + 1)]
         assert ours["tokens"] == tokens
         likelihood, size = sample["byte_perplexity"]

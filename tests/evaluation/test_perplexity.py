@@ -205,7 +205,7 @@ def test_text_is_what_training_packs(begin, tmp_path, monkeypatch):
     """Also articles of WikiText, documents that are tokenised in pieces, and a tokenizer that puts BOS itself."""
     folder, words = tmp_path / "text", words_tokenizer(begin)
     folder.mkdir()
-    (folder / "wiki.test.tokens").write_text(" = One = \n \n words of one \n = Two = \n \n words of two \n")
+    (folder / "wiki.test.tokens").write_text(" \n = One = \n \n words of one \n \n = Two = \n \n words of two \n")
     (folder / "long.txt").write_text("many words " * 500)
     whole = read_stream(folder, words)
     packed = pack(TextFiles(folder), words, tmp_path / "packed.safetensors")

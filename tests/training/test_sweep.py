@@ -83,7 +83,7 @@ def test_broken_metrics_are_named(tmp_path):
 def test_workers_under_a_launcher_are_refused(tmp_path, monkeypatch):
     """In a way that the command prints, and does not show as a failure of its own."""
     launched = SimpleNamespace(num_processes=2, is_main_process=True)
-    monkeypatch.setattr("membydesign.training.sweep.processes", lambda: launched)
+    monkeypatch.setattr(sys.modules[sweep.__module__], "processes", lambda: launched)
     with pytest.raises(SweepError, match="workers: expected 1 under `accelerate launch`.*, got 2"):
         sweep(runs(20), tmp_path / "x", workers=2)
     assert not (tmp_path / "x").exists()
