@@ -142,7 +142,8 @@ class TestPerplexity:
         assert "cross-entropy" in result.stdout
         found = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]["by_length"]
         lm = MemoryForCausalLM.from_pretrained(model)
-        ids = torch.tensor(words_tokenizer()((tmp_path / "text.txt").read_text())["input_ids"])
+        words = words_tokenizer()
+        ids = torch.tensor([words.bos_token_id, *words((tmp_path / "text.txt").read_text())["input_ids"]])
         for length in (32, 128):
             windows = ids[: len(ids) // length * length].view(-1, length)
             with torch.no_grad():
@@ -166,6 +167,21 @@ class TestPerplexity:
         assert {name: again[name] for name in ("32", "128")} == found
         error = mbd(*given, "--resume", "--tokens", 200, code=2).stderr
         assert "--resume: expected tokens as in" in error
+
+    def test_it_is_what_experiments_measure_on_the_text_that_they_pack(self, model, tmp_path):
+        from membydesign.data.text_files import TextFiles
+        from membydesign.data.token_files import pack
+        from membydesign.evaluation.perplexity import perplexity
+
+        folder = tmp_path / "text"
+        folder.mkdir()
+        for name in "abc":
+            (folder / f"{name}.txt").write_text(f"{name}: to be, or not to be. " * 20)
+        given = ("--text", folder, "--lengths", "100", "--out", tmp_path / "out", "--json")
+        found = json.loads(mbd("perplexity", model, *given).stdout)["metrics"]["by_length"]["100"]
+        packed = pack(TextFiles(folder), words_tokenizer(), tmp_path / "packed.safetensors")
+        lm = MemoryForCausalLM.from_pretrained(model)
+        assert found == perplexity(lm, packed.read(0, len(packed)), 100).as_dict()
 
     @pytest.mark.parametrize(
         ("options", "message"),

@@ -17,10 +17,14 @@ from transformers import (
 )
 
 from closeness import assert_close
+from membydesign.data import token_files
+from membydesign.data.text_files import TextFiles
+from membydesign.data.token_files import pack
 from membydesign.evaluation import perplexity as module
 from membydesign.evaluation.perplexity import Perplexity, fastest_way, perplexity, perplexity_by_length, windows_of
-from membydesign.evaluation.text import read_text
+from membydesign.evaluation.text import read_stream
 from models.family import VOCABULARY, fresh_model, some_ids
+from tiny_tokenizers import bytes_tokenizer, words_tokenizer
 
 STREAM = some_ids(1000, seed=3)
 SMALL: dict[str, Any] = {
@@ -188,19 +192,47 @@ def test_text_from_files(tmp_path):
     (tmp_path / "b.tokens").write_text("second")
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "c.py").write_text("not read")
-    assert read_text(tmp_path) == "first\n\nsecond"
-    assert read_text(tmp_path / "a.txt") == "first"
-    assert len(read_text("embedded")) > 100_000
+    words = words_tokenizer()
+    first, second = words(["first", "second"])["input_ids"]
+    assert read_stream(tmp_path, words).tolist() == [0, *first, 0, *second]
+    assert read_stream(tmp_path, words, len(first) + 2).tolist() == [0, *first, 0]
+    assert read_stream(tmp_path / "a.txt", words).tolist() == [0, *first]
+    assert len(read_stream("embedded", words)) > 100_000
+
+
+@pytest.mark.parametrize("begin", [False, True])
+def test_text_is_what_training_packs(begin, tmp_path, monkeypatch):
+    """Also articles of WikiText, documents that are tokenised in pieces, and a tokenizer that puts BOS itself."""
+    folder, words = tmp_path / "text", words_tokenizer(begin)
+    folder.mkdir()
+    (folder / "wiki.test.tokens").write_text(" \n = One = \n \n words of one \n \n = Two = \n \n words of two \n")
+    (folder / "long.txt").write_text("many words " * 500)
+    whole = read_stream(folder, words)
+    packed = pack(TextFiles(folder), words, tmp_path / "packed.safetensors")
+    assert packed.documents == 3
+    assert torch.equal(whole, packed.read(0, len(packed)))
+    given, encode = [], token_files.encoder(words)
+    monkeypatch.setattr(token_files.cut_long, "__defaults__", (200,))
+    monkeypatch.setattr(token_files, "encoder", lambda _: lambda texts: given.extend(texts) or encode(texts))
+    assert torch.equal(read_stream(folder, words), whole)
+    assert max(map(len, given)) <= 200
+
+
+def test_texts_begin_with_the_token_that_ends_them_if_there_is_no_other(tmp_path):
+    (tmp_path / "a.txt").write_text("ab")
+    assert read_stream(tmp_path, bytes_tokenizer(eos_token="<end>")).tolist()[0] == 256
+    with pytest.raises(ValueError, match="tokenizer: expected one with a BOS token"):
+        read_stream(tmp_path, bytes_tokenizer())
 
 
 def test_text_that_is_none(tmp_path):
     with pytest.raises(ValueError, match="text: expected 'embedded', a file or a folder, got no such path"):
-        read_text(tmp_path / "nothing")
+        read_stream(tmp_path / "nothing", words_tokenizer())
     with pytest.raises(ValueError, match=r"text: expected files \*.txt or"):
-        read_text(tmp_path)
+        read_stream(tmp_path, words_tokenizer())
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(ValueError, match="text: expected some text, and what is in"):
-        read_text(tmp_path)
+        read_stream(tmp_path, words_tokenizer())
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="text: expected text in UTF-8"):
-        read_text(tmp_path)
+        read_stream(tmp_path, words_tokenizer())

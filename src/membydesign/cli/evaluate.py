@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from membydesign.cli.evaluating import (
     Resume,
     Tokenizer,
     answers_in,
+    fingerprint_of,
     loaded,
     metrics_of,
     named_lengths,
@@ -145,27 +145,26 @@ def perplexity(
 
     For example: `mbd evaluate perplexity my-model --text books/ --lengths 512,2048`
 
-    The text is cut into windows of L tokens side by side, at the same places for every model with this tokenizer; the
-    L−1 tokens of each that have something before them are foretold. Logits are made in pieces, so that long windows
-    need little memory. `--resume` keeps lengths that are done.
+    The text is read as it is for training: each document (a file, or an object of JSON) after a BOS token, one after
+    another. This stream is cut into windows of L tokens side by side, at the same places for every model with this
+    tokenizer; the L−1 tokens of each that have something before them are foretold, and BOS tokens among them count.
+    Logits are made in pieces, so that long windows need little memory. `--resume` keeps lengths that are done.
     """
     need_models("evaluate perplexity")
-    import torch
-
     from membydesign.evaluation import perplexity as measure
-    from membydesign.evaluation.text import read_text
-    from membydesign.evaluation.tokens import Encoder
+    from membydesign.evaluation.text import read_stream, text_at
 
     numbers, title = named_lengths(lengths), f"Perplexity by context length: {Path(model).name}"
     out = result_folder(out, "perplexity", model, resume, "metrics.json")
     with options_named({"text": "--text", "length": "--lengths", "tokenizer": "--tokenizer"}):
-        read = read_text(text)
+        text_at(text)
         lm, words, kind = loaded(model, tokenizer, dtype, device)
-        stream = torch.tensor(Encoder(words).stream(read)[:tokens])
+        stream = read_stream(text, words, tokens)
         for length in numbers:
             measure.windows_of(stream, length)
-        digest = hashlib.sha256(",".join(map(str, stream.tolist())).encode()).hexdigest()[:16]
-        settings = PerplexitySettings(model, tokenizer or model, kind, text, len(stream), digest, numbers)
+        settings = PerplexitySettings(
+            model, tokenizer or model, kind, text, len(stream), fingerprint_of(stream), numbers
+        )
         going_on = resume and (out / "metrics.json").exists()
         settle(out, settings, "perplexity", going_on)
         done: dict[str, Any] = metrics_of(out)["by_length"] if going_on else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
 
     from membydesign.evaluation.niah_run import Answered
 
@@ -119,6 +122,14 @@ def loaded(model: str, tokenizer: str | None, dtype: str | None, device: str | N
     words = load_tokenizer(tokenizer or model)
     lm = load_model(model, dtype_of(dtype), usable_device(device))
     return lm, words, str(lm.dtype).removeprefix("torch.")
+
+
+def fingerprint_of(tokens: Tensor) -> str:
+    """A hash of a stream of tokens."""
+    digest = hashlib.sha256()
+    for some in tokens.split(2**16):
+        digest.update(",".join(map(str, some.tolist())).encode() + b",")
+    return digest.hexdigest()[:16]
 
 
 def settle(out: Path, settings: NiahSettings | PerplexitySettings, preset: str, going_on: bool) -> None:

@@ -25,6 +25,9 @@ BOS = "<|bos|>"
 
 BYTES = 256
 
+DIGITS = "single tokens"
+"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have not this rule."""
+
 TRAINED_ON = "trained_on.json"
 """Beside a tokenizer that was trained here: on what, and with how many tokens."""
 
@@ -51,7 +54,8 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
     r"""A byte-level BPE, as GPT-2's but with every digit by itself, trained on a corpus; `AutoTokenizer` loads it.
 
     The same text gives the same tokenizer, on however many threads. A folder that already has a tokenizer of this
-    corpus and size is loaded; one of another corpus or size is replaced, and one from elsewhere is refused.
+    corpus and size is loaded; one of another corpus or size, or with another rule for digits, is replaced, and one from
+    elsewhere is refused.
 
     Every text can be told from its tokens: no character is unknown. Called like any tokenizer, it puts its token BOS
     first.
@@ -63,7 +67,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
     """
     check_whole("vocab_size", vocab_size, BYTES + 1)
     tokenizers, transformers = need("tokenizers", "training a tokenizer"), need("transformers", "a tokenizer")
-    asked = {"vocab_size": vocab_size, "corpus": corpus.describe()}
+    asked = {"vocab_size": vocab_size, "digits": DIGITS, "corpus": corpus.describe()}
     if _trained_on(folder) == asked:
         return load_tokenizer(folder)
 

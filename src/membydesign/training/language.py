@@ -28,10 +28,16 @@ class NextToken(nn.Module):
     def __init__(self, language_model: MemoryForCausalLM) -> None:
         super().__init__()
         self.language_model = language_model
+        self._no_split_modules = language_model._no_split_modules  # what Accelerate shards by itself
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Cross-entropies of tokens 2 to L, given those before, in nats: from [B,L] to [B,L−1]."""
-        return next_token_losses(self.language_model, {"input_ids": input_ids}).view(len(input_ids), -1)
+        losses = next_token_losses(self.language_model, {"input_ids": input_ids})
+        return losses.view(len(input_ids), -1).clone()  # torch warns of sharded modules that return views
+
+    def tie_weights(self) -> None:
+        """Let embedding and head be one again; Accelerate asks for it when it has moved weights to shards."""
+        self.language_model.tie_weights()
 
 
 def all_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

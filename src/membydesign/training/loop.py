@@ -57,6 +57,21 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """What takes steps, as this process has it; made once for all stages of a run.
+
+    Attributes:
+        accelerator: of Hugging Face Accelerate.
+        model: whole, replicated or in shards.
+        optimiser: of its parameters.
+    """
+
+    accelerator: Accelerator
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+
+
+@dataclass(frozen=True)
 class Trained:
     """What a run came to.
 
@@ -112,9 +127,46 @@ def train(
         Diverged: if a loss or a gradient is not finite. The last checkpoint stays as it was.
         checkpoint.CheckpointError: if a checkpoint cannot be read, does not fit, or cannot be written.
     """
+    return take_steps(
+        make_ready(model, settings, multipliers, accelerator),
+        batch_of,
+        losses_of,
+        settings,
+        seed=seed,
+        directory=directory,
+        until=settings.steps if until is None else until,
+        watch=watch,
+        clip_groups=clip_groups,
+        rows_at_a_time=rows_at_a_time,
+    )
+
+
+def make_ready(
+    model: nn.Module,
+    settings: TrainSettings,
+    multipliers: Mapping[str, float] | None = None,
+    accelerator: Accelerator | None = None,
+) -> Ready:
+    """A model with its optimiser, ready for `take_steps`; arguments as of `train`."""
     accelerator = make_accelerator() if accelerator is None else accelerator
-    until = settings.steps if until is None else until
-    prepared, stepper = prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers))
+    return Ready(accelerator, *prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers)))
+
+
+def take_steps(
+    ready: Ready,
+    batch_of: Callable[[int], Batch],
+    losses_of: Callable[[nn.Module, Batch], Tensor],
+    settings: TrainSettings,
+    *,
+    seed: int,
+    directory: Path | None,
+    until: int,
+    watch: Callable[[Progress], None],
+    clip_groups: Callable[[str], str] | None,
+    rows_at_a_time: int | None,
+) -> Trained:
+    """The steps of `train`, from the last checkpoint on; arguments and errors are its own."""
+    accelerator, prepared, stepper = ready.accelerator, ready.model, ready.optimiser
     inner = accelerator.unwrap_model(prepared)
     clipped = _groups(inner, clip_groups)
     place = _START if directory is None else _restore(directory, inner, stepper)

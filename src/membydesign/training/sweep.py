@@ -75,11 +75,14 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings, or if a run diverges.
+        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, or if processes
+            that were launched together are to have workers.
     """
     runs, launched = list(runs), processes()
     if launched.num_processes > 1 and workers > 1:
-        raise ValueError(f"workers: expected 1 under `accelerate launch`, got {workers}")
+        raise SweepError(
+            f"workers: expected 1 under `accelerate launch`, whose processes share each run, got {workers}"
+        )
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ValueError(f"runs: expected names that differ, got {', '.join(names)}")
