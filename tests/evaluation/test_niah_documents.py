@@ -28,7 +28,9 @@ def test_answers_are_what_the_needles_say(documents):
     for document in documents:
         context, question, *_ = document.rsplit("\n", 1)
         found = NEEDLE.findall(context + "\n")
-        keys, values = ANSWER.search(question).groups()
+        answer = ANSWER.search(question)
+        assert answer is not None
+        keys, values = answer.groups()
         hidden: dict[str, list[str]] = {}
         for _, key, value in found:
             hidden.setdefault(key, []).append(value)

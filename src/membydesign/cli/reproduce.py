@@ -66,10 +66,11 @@ def reproduce(
     out = Path("runs") / named if out is None else out
     if out.exists() and not out.is_dir():
         raise fail(f"--out: expected a folder, and {out} is a file")
-    if resume and _finished(out, preset, config):
-        _show(out, preset, as_json)
-        return
     launched, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
+    if resume and _finished(out, preset, config):
+        if first:
+            _show(out, preset, as_json)
+        return
     if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
