@@ -327,8 +327,9 @@ def test_a_ratio_needs_a_reference_that_can_be_measured():
 
 
 def test_the_rise_of_memory_is_what_was_allocated():
-    assert 63 < memory.rise(lambda: torch.ones(2**24)) < 70
-    assert memory.rise(lambda: None) < 5
+    # The least of some: pages that the system had taken away come back at any time, and count.
+    assert 63 < min(memory.rise(lambda: torch.ones(2**24)) for _ in range(5)) < 70
+    assert min(memory.rise(lambda: None) for _ in range(5)) < 5
 
 
 def test_the_rise_of_memory_where_it_cannot_be_set_back(monkeypatch):
