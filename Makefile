@@ -29,7 +29,12 @@ bench: .venv/ready  ## measure speed and memory beside Transformers, into benchm
 test: .venv/ready  ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -q -n 2 -m 'not slow'
 
-test-slow: .venv/ready  ## run the slow tests
+# lm-evaluation-harness brings forty packages of 350 MB, which only a slow test needs.
+.venv/evaluation: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,evaluation]'
+	@touch $@
+
+test-slow: .venv/evaluation  ## run the slow tests
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
 lint: .venv/ready  ## ruff, pyright and the one-way order of imports

@@ -46,9 +46,12 @@ def test_zoo_describes_one_design():
     [
         (["zoo", "transformer"], "no design named 'transformer'"),
         (["zoo", "--latex"], "--latex needs the name of a design"),
-        (["reproduce", "everything"], "expected one of collision, recall, crowding, mqar, wikitext, got 'everything'"),
+        (
+            ["reproduce", "everything"],
+            "expected one of collision, recall, crowding, mqar, wikitext, retrofit, got 'everything'",
+        ),
         (["reproduce", "collision", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper"),
-        (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no randomness"),
+        (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no seeds to choose"),
         (["zoo", "[/foo]"], "no design named '[/foo]'"),
         (["zoo", "kda", "--markdown"], "--markdown is the page of every design"),
         (["reproduce", "collision", "--out", "README.md"], "README.md is a file"),

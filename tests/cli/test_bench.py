@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from closeness import assert_close
 from membydesign.cli.app import app
-from membydesign.cli.bench import memory, page, speed, steps, timing, works
+from membydesign.cli.bench import generation, memory, page, speed, steps, timing, works
 from membydesign.cli.bench.accuracy import LOOP, STREAMS, WAYS
 from membydesign.cli.bench.choices import BACKENDS, CHUNK_SIZES
 from membydesign.cli.bench.models import made_models
@@ -229,6 +229,31 @@ def test_the_default_grid_is_what_the_page_of_benchmarks_says():
         "128",
         "256",
     ] * 2
+
+
+def test_generation_with_and_without_a_cache_says_the_same():
+    made, tokens = generation.works("bayesian_layer", Size(2, 2, 24, 8))
+    said = [work() for work in made.values()]
+    assert said[0] == said[1]
+    assert sum(map(len, said[0])) == tokens == 2 * 12
+    assert {len(prompt) for prompt in generation.prompts(Size(2, 2, 24, 8), 12)} == {12}
+    assert len(generation.prompts(Size(1, 2, 1024, 8), 128)[0]) > 800
+    rows = rows_of("--only", "generation", *TINY)
+    assert [(row["what"], row["against"]) for row in rows] == [
+        (title, "the same without a cache") for title in generation.OURS.values()
+    ]
+    assert {row["unit"] for row in rows} == {"tokens/s"}
+
+
+@pytest.mark.slow
+def test_the_cache_makes_generation_as_many_times_faster_as_is_wanted():
+    """Where it is meant to be: 1,024 tokens of context on a CPU."""
+    [size] = generation.SIZES
+    assert size.T == 1024
+    for name in generation.OURS:
+        [row] = generation._generation(name, size, rounds=1)
+        assert row.ratio is not None
+        assert row.ratio > generation.WANTED
 
 
 # What people see

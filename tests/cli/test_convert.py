@@ -44,7 +44,8 @@ def test_it_writes_a_model_of_ours_and_says_what_it_did(source, tmp_path):
     tokens = torch.tensor([[1, 2, 3]])
     assert torch.equal(MemoryForCausalLM.from_pretrained(ours)(tokens).logits, load_fla(source)(tokens).logits)
     assert {file.name for file in ours.iterdir()} == {
-        *("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+        *("config.json", "generation_config.json", "memory_by_design.py", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
     }
     assert {file.name for file in ours.parent.iterdir()} == {"where"}
 

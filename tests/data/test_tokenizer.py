@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from membydesign.data.text import PythonHelp
 from membydesign.data.tokenizer import (
     BOS,
+    TRAINED_ON,
     bos_of,
     check_vocabulary,
     encoder,
@@ -78,6 +79,19 @@ class TestTraining:
         assert fingerprint(made[0]) == fingerprint(made[1])
         train_tokenizer(texts, 260, tmp_path / "t")
         train_tokenizer(Texts.of("other words and other words"), 260, tmp_path / "t")
+
+    def test_one_of_before_digits_were_single_tokens_is_replaced(self, tmp_path):
+        texts = Texts.of("1234 1234 and 1234 again and again")
+        train_tokenizer(texts, 260, tmp_path / "t")
+        record = tmp_path / "t" / TRAINED_ON
+        now = json.loads(record.read_text())
+        record.write_text(json.dumps({"vocab_size": now["vocab_size"], "corpus": now["corpus"]}))
+        (tmp_path / "t" / "old").touch()
+        made = train_tokenizer(texts, 260, tmp_path / "t")
+        assert not (tmp_path / "t" / "old").exists()
+        assert len(texts.reads) == 2
+        assert len(encoder(made)(["1234"])[0]) == 4
+        assert json.loads(record.read_text()) == now
         assert len(texts.reads) == 2
         assert json.loads((tmp_path / "t" / "trained_on.json").read_text())["vocab_size"] == 260
         assert [path.name for path in tmp_path.iterdir()] == ["t"]

@@ -236,12 +236,12 @@ def test_a_run_that_diverges_is_a_result(tmp_path, arm):
 
 
 def test_weights_that_overflow_at_the_last_step_have_diverged(tmp_path, monkeypatch):
-    def overflow(model, *args, **options):
+    def overflow(ready, *args, **options):
         with torch.no_grad():
-            model.language_model.lm_head.weight.fill_(float("inf"))
+            ready.model.language_model.lm_head.weight.fill_(float("inf"))
         return Trained(options["until"], 0.0, 0.0)
 
-    monkeypatch.setattr(stages, "train", overflow)
+    monkeypatch.setattr(stages, "take_steps", overflow)
     metrics = work(replace(RUN, tied=False), tmp_path, lambda _: None)
     assert metrics["diverged"] == 6
     assert "cross-entropy on validation examples" in metrics["why"]

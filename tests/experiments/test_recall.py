@@ -108,9 +108,9 @@ def test_models_learn_recall_in_a_few_steps(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["recall", "--variant", "base"], "--variant: recall has no variants"),
+        (["recall", "--variant", "base"], "--variant: recall has no variant to choose"),
         (["recall", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper, got 'huge'"),
-        (["collision", "--seeds", "3"], "--seeds: collision has no randomness"),
+        (["collision", "--seeds", "3"], "--seeds: collision has no seeds to choose"),
     ],
 )
 def test_bad_options_are_named(words, message):

@@ -2,7 +2,10 @@
 
 import copy
 import json
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -46,6 +49,45 @@ def test_a_saved_model_may_be_in_several_files(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     assert_same_weights(MemoryForCausalLM.from_pretrained(tmp_path).state_dict(), model.state_dict())
+
+
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM
+assert "membydesign" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+model.save_pretrained(sys.argv[2])
+from membydesign.models import MemoryForCausalLM
+assert type(model) is MemoryForCausalLM
+"""
+
+
+def test_a_program_that_does_not_import_us_can_load_a_model(tmp_path):
+    """Transformers finds the installed package from the folder, copies no code, and saves the same again."""
+    model_of("bayesian_layer").save_pretrained(tmp_path / "one")
+    cache = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", LOAD, str(tmp_path / "one"), str(tmp_path / "two")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ, **cache})
+    assert done.returncode == 0, done.stderr
+    files = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    assert files[0] == files[1]
+    assert set(files[0]) == {"config.json", "generation_config.json", "memory_by_design.py", "model.safetensors"}
+
+
+def test_the_code_beside_a_model_is_this_package_whatever_a_file_says(tmp_path, monkeypatch):
+    config = tiny_config()
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["auto_map"]["AutoConfig"] == "memory_by_design.MemoryConfig"
+    written["auto_map"] = {"AutoConfig": "somewhere--else.Other"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert AutoConfig.from_pretrained(tmp_path).auto_map == config.auto_map
+    MemoryConfig.register_for_auto_class()
+    config.save_pretrained(tmp_path / "again")
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {"config.json", "memory_by_design.py"}
+    monkeypatch.setitem(sys.modules, "membydesign.models", None)
+    with pytest.raises(ImportError, match=r"pip install 'memory-by-design\[models\]'"):
+        exec((tmp_path / "memory_by_design.py").read_text(), {})
 
 
 def test_auto_classes_know_the_family(tmp_path):

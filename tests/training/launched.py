@@ -1,32 +1,107 @@
-"""`accelerate launch launched.py FILE FOLDER`: the losses of a language model's steps, written by the first process."""
+"""`accelerate launch launched.py WHAT FILE FOLDER`: a model is trained, and the first process writes what came out.
+
+WHAT is "plain", a model whose training is stopped and goes on in the same processes; "stages", one that is measured on
+the way; or "killed", the same, where one process is killed after step 12.
+"""
 
 import json
+import os
+import shutil
+import signal
 import sys
 from pathlib import Path
 
+import torch
 from torch.distributed.tensor import DTensor
 
-from membydesign.training import make_accelerator, train
+from membydesign.models import next_token_losses
+from membydesign.training import NextToken, all_losses, make_accelerator, save_model, train, train_in_stages
 from training.language import SETTINGS, batch_of, losses_of, model
 
-if __name__ == "__main__":
-    accelerator, losses, made = make_accelerator(), [], model()
-    train(
+MILESTONES = (4, 8, 15)
+
+
+def plain(folder: Path, accelerator):
+    """Losses of all steps; the run as it was at step 10 stays beside it."""
+    losses, made = [], model()
+    for until in (10, None):
+        train(
+            made,
+            batch_of,
+            losses_of,
+            SETTINGS,
+            seed=0,
+            directory=folder,
+            until=until,
+            rows_at_a_time=1,
+            accelerator=accelerator,
+            watch=lambda p: losses.append(p.loss),
+        )
+        if until and accelerator.is_main_process:
+            shutil.copytree(folder, folder.with_name("at-10"))
+    return made, {"losses": losses}
+
+
+def stages(folder: Path, accelerator, kill_after: int | None = None):
+    """What is measured, through the module that is trained and through the language model within it."""
+    made = NextToken(model())
+    ids = batch_of(1000)["input_ids"]
+
+    @torch.no_grad()
+    def measure(step: int):
+        part = next_token_losses(made.language_model, {"input_ids": ids})
+        return {"module": made(ids).mean().item(), "part": part.mean().item()}
+
+    def watch(progress):
+        if progress.step == kill_after and accelerator.process_index == accelerator.num_processes - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _, found = train_in_stages(
         made,
         batch_of,
-        losses_of,
+        all_losses,
         SETTINGS,
+        milestones=MILESTONES,
+        measure=measure,
         seed=0,
-        directory=Path(sys.argv[2]),
-        until=10,
+        directory=folder,
         rows_at_a_time=1,
         accelerator=accelerator,
-        watch=lambda p: losses.append(p.loss),
+        watch=watch,
     )
-    if accelerator.is_main_process:
-        found = {
-            "processes": accelerator.num_processes,
-            "sharded": all(isinstance(p, DTensor) for p in made.parameters()),
-            "losses": losses,
+    save_model(made.language_model, folder.with_name("model"))
+    return made, {"measured": found}
+
+
+def shard_by_accelerate() -> None:
+    """Have Accelerate shard the model on CPUs, as it does on GPUs alone."""
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+    make_accelerator()
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
+
+
+def patience() -> float:
+    """Seconds that the processes wait for one another."""
+    group = torch.distributed.distributed_c10d._get_default_group()
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+if __name__ == "__main__":
+    what, file, directory = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    if "SHARD_BY_ACCELERATE" in os.environ:
+        shard_by_accelerate()
+    launched = make_accelerator()
+    if what == "plain":
+        done, result = plain(directory, launched)
+    else:
+        done, result = stages(directory, launched, kill_after=12 if what == "killed" else None)
+    if launched.is_main_process:
+        about = {
+            "processes": launched.num_processes,
+            "sharded": all(isinstance(p, DTensor) for p in done.parameters()),
+            "patience": patience(),
         }
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        file.write_text(json.dumps({**about, **result}))

@@ -90,6 +90,12 @@ def test_mixed_precision_computes_in_bf16_and_keeps_float32():
         make_accelerator("fp16")  # pyright: ignore[reportArgumentType]
 
 
+def test_a_process_may_change_its_precision():
+    assert [make_accelerator(p).mixed_precision for p in ("bf16", "fp32", "bf16", "fp32")] == ["bf16", "no"] * 2
+    with pytest.raises(ValueError, match="precision: expected 'fp32' or 'bf16', got 'fp8'"):
+        make_accelerator("fp8")  # pyright: ignore[reportArgumentType]
+
+
 def test_the_loss_goes_down():
     done = train(model(), batch_of, losses_of, replace(SETTINGS, steps=200), seed=0)
     assert done.step == 200

@@ -7,40 +7,79 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from membydesign.training import train
+from membydesign.models import MemoryForCausalLM
+from membydesign.training import make_accelerator, train
+from membydesign.training.processes import WAIT
 from training.language import SETTINGS, batch_of, losses_of, model
+from training.launched import MILESTONES, plain, stages
 
 SCRIPT = Path(__file__).with_name("launched.py")
 
-WAYS = {"ddp": "--multi_gpu", "fsdp": "--use_fsdp --fsdp_version 2"}
-"""Accelerate's words; "multi_gpu" means torchrun, and without a GPU the processes talk by gloo."""
+WAYS = {
+    "ddp": ("--multi_gpu", {}),
+    "fsdp": ("--use_fsdp --fsdp_version 2", {}),
+    "fsdp by Accelerate": ("--use_fsdp --fsdp_version 2", {"SHARD_BY_ACCELERATE": "1"}),
+}
+"""Accelerate's words; "multi_gpu" means torchrun, and without a GPU the processes talk by gloo. The last way is that of
+GPUs, by force."""
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_give_the_losses_of_one_and_one_goes_on_where_they_stopped(way, tmp_path):
-    alone = []
-    train(model(), batch_of, losses_of, SETTINGS, seed=0, watch=lambda p: alone.append(p.loss))
-    options = f"{WAYS[way]} --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+def launch(way: str, what: str, file: Path, folder: Path) -> int:
+    """The exit code of two processes that run `launched.py`."""
+    words, more = WAYS[way]
+    options = f"{words} --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     command = [sys.executable, "-m", "accelerate.commands.launch", *options.split(), "--main_process_port", "0"]
-    command += [str(SCRIPT), str(tmp_path / "losses.json"), str(tmp_path / "run")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
         "OMP_NUM_THREADS": "1",
+        **more,
     }
-    subprocess.run(command, env=environment, check=True, timeout=300)
-    found = json.loads((tmp_path / "losses.json").read_text())
-    assert (found["processes"], found["sharded"]) == (2, way == "fsdp")
-    went_on = []
-    train(
-        model(),
-        batch_of,
-        losses_of,
-        SETTINGS,
-        seed=0,
-        directory=tmp_path / "run",
-        watch=lambda p: went_on.append(p.loss),
-    )
-    assert (len(found["losses"]), len(went_on)) == (10, 10)
-    assert found["losses"] + went_on == pytest.approx(alone, abs=1e-4)
+    return subprocess.run([*command, SCRIPT, what, file, folder], env=environment, check=False, timeout=900).returncode
+
+
+def losses_in(folder: Path) -> list[float]:
+    """Those of each step, from the log."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(1, SETTINGS.steps + 1)]
+    return [line["loss"] for line in lines]
+
+
+@pytest.mark.parametrize("way", [way if way == "ddp" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+def test_two_processes_give_the_losses_of_one_and_one_goes_on_where_they_stopped(way, tmp_path):
+    alone = plain(tmp_path / "alone", make_accelerator())[1]["losses"]
+    assert launch(way, "plain", tmp_path / "found.json", tmp_path / "two" / "run") == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["sharded"]) == (2, way != "ddp")
+    assert found["patience"] == WAIT.total_seconds() >= 6 * 3600  # packing text takes hours
+    assert len(alone) == len(found["losses"]) == 20
+    assert found["losses"] == pytest.approx(alone, abs=1e-4)
+    went_on, at_10 = [], tmp_path / "two" / "at-10"
+    watch = lambda p: went_on.append(p.loss)  # noqa: E731
+    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=at_10, watch=watch)
+    assert len(went_on) == 10
+    assert found["losses"][:10] + went_on == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_stages_of_two_processes_are_those_of_one_also_if_one_was_killed(way, tmp_path):
+    trained, alone = stages(tmp_path / "alone" / "run", make_accelerator())
+    assert [*alone["measured"]] == [*map(str, (*MILESTONES, 20))]
+
+    two = tmp_path / "two" / "run"
+    assert launch(way, "killed", tmp_path / "found.json", two) != 0
+    assert not (tmp_path / "found.json").exists()
+    assert [path.name for path in sorted(two.glob("step-*"))][-1] == "step-00000010"
+    assert launch(way, "stages", tmp_path / "found.json", two) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["sharded"]) == (2, way != "ddp")
+    assert losses_in(two) == pytest.approx(losses_in(tmp_path / "alone" / "run"), abs=1e-4)
+    for step, measured in alone["measured"].items():
+        assert found["measured"][step] == pytest.approx(measured, abs=1e-4)
+    saved = MemoryForCausalLM.from_pretrained(tmp_path / "two" / "model")
+    assert saved.lm_head.weight is saved.model.embeddings.weight
+    for (name, ours), theirs in zip(trained.language_model.named_parameters(), saved.parameters(), strict=True):
+        torch.testing.assert_close(theirs, ours, atol=1e-3, rtol=1e-3, msg=name)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from membydesign.cli.reproduce import _refusals
 from membydesign.training import Run, SweepError, TrainSettings, sweep
 from training.problem import SmallRun, runs, work
 
@@ -76,3 +78,13 @@ def test_broken_metrics_are_named(tmp_path):
     (tmp_path / "seed1" / "metrics.json").write_text("{")
     with pytest.raises(SweepError, match=r"seed1.metrics\.json: expected JSON"):
         sweep(runs(20), tmp_path)
+
+
+def test_workers_under_a_launcher_are_refused(tmp_path, monkeypatch):
+    """In a way that the command prints, and does not show as a failure of its own."""
+    launched = SimpleNamespace(num_processes=2, is_main_process=True)
+    monkeypatch.setattr(sys.modules[sweep.__module__], "processes", lambda: launched)
+    with pytest.raises(SweepError, match="workers: expected 1 under `accelerate launch`.*, got 2"):
+        sweep(runs(20), tmp_path / "x", workers=2)
+    assert not (tmp_path / "x").exists()
+    assert SweepError in _refusals()

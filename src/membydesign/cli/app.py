@@ -21,6 +21,7 @@ from membydesign.cli.bench.sections import SECTIONS, chosen
 from membydesign.cli.bench.timing import Settings, interleaved, product, product_rate
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
+from membydesign.cli.evaluate import evaluate
 from membydesign.cli.generate import generate
 from membydesign.cli.report import report
 from membydesign.cli.reproduce import reproduce
@@ -40,6 +41,7 @@ app.command()(convert)
 app.command()(generate)
 app.command()(reproduce)
 app.command()(report)
+app.add_typer(evaluate, name="evaluate")
 
 
 @app.callback(invoke_without_command=True)
@@ -132,6 +134,7 @@ def bench(
     - **steps**: a training step of learned recall and of MQAR beside the same models with Transformers' Gated DeltaNet
     - **transitions**: the Bayesian Layer with a decay of each row, and with rotations, beside one decay
     - **growth**: time for each token at 32 times the length
+    - **generation**: answers to needles in haystacks, with the cache and reading the whole text for every token
     - **memory**: peak memory of the same tasks, each in a process of its own
     - **rate**: useful operations a second, beside the machine's own matrix products
     - **accuracy**: how far float32 is from float64 on streams that are hard, beside the loop over tokens

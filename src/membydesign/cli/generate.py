@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from membydesign.cli.loading import load_model, load_tokenizer, quiet, usable_device
 from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
     import torch
     from transformers import TextStreamer
-
-TOKENIZER_HINT = (
-    "save one there (tokenizer.save_pretrained({model!r})), or name another folder or model with --tokenizer"
-)
 
 
 def generate(
@@ -51,20 +46,14 @@ def generate(
     """
     need_models("generate")
     import torch
-    from transformers.utils import logging
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     _check(sampling, repetition_penalty, greedy)
     text = _prompt(prompt)
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise fail(f"--device: expected cpu, or a device that this PyTorch has, got {device!r} ({error})") from None
-    words = _tokenizer(tokenizer or model)
-    lm = _model(model, dtype_of(dtype), device)
+    quiet()
+    device = usable_device(device)
+    words = load_tokenizer(tokenizer or model)
+    lm = load_model(model, dtype_of(dtype), device)
 
     inputs = words(text, return_tensors="pt")
     ids = inputs["input_ids"].long()
@@ -139,47 +128,6 @@ def _options(own: Any, sampling: dict[str, Any], repetition_penalty: float | Non
     if repetition_penalty is not None:
         options["repetition_penalty"] = repetition_penalty
     return options
-
-
-def _tokenizer(source: str) -> Any:
-    from transformers import AutoTokenizer
-
-    from membydesign.models.checkpoint import TOKENIZER_FILES
-
-    hint = TOKENIZER_HINT.format(model=source)
-    if _local(source) and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
-        raise fail(f"no tokenizer in {source}: {hint}")
-    try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        raise fail(f"no tokenizer for {source}: {error}\n{hint}") from None
-
-
-def _model(source: str, dtype: torch.dtype | None, device: str) -> Any:
-    from transformers import AutoModelForCausalLM, PreTrainedConfig
-
-    from membydesign.models import fla_config, load_fla
-
-    try:
-        kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
-        if kind == fla_config.MODEL_TYPE:
-            return load_fla(source, dtype=dtype, device=device)
-        asked: Any = "auto" if dtype is None else dtype
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=asked, use_safetensors=True, trust_remote_code=False
-        )
-        return found.to(device)
-    except (OSError, ValueError, ImportError) as error:
-        raise fail(f"no model at {source}: {error}") from None
-
-
-def _local(source: str) -> bool:
-    """Whether it is a folder; refuses what can be neither a folder nor a name on the Hub."""
-    if Path(source).is_dir():
-        return True
-    if Path(source).exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
-        raise fail(f"MODEL: expected a folder or a name on the Hugging Face Hub, got {source!r}")
-    return False
 
 
 def _stream(words: Any, echo: bool) -> TextStreamer:

@@ -9,6 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -29,10 +30,15 @@ def reproduce(
     variant: Annotated[str | None, typer.Option(help="Of mqar: base, update or block.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Of wikitext: the folder of texts that the cpu preset reads.")
+        Path | None, typer.Option(help="Of wikitext, retrofit: the folder of texts that the cpu preset reads.")
+    ] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="Of retrofit: a folder or name on the Hub. Default: the preset's.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the preset's.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Training runs at a time. Default: one per core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Training runs at a time. Default: one per core; with a GPU, one.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what is done in the folder, and go on with what was begun.")
     ] = False,
@@ -45,34 +51,41 @@ def reproduce(
     - **crowding**: more random keys than a memory has dimensions
     - **mqar**: multi-query associative recall with a shared vocabulary; `--variant base|update|block`
     - **wikitext**: language models from scratch, and perplexity where only a memory knows the next token
+    - **retrofit**: Bayesian Layers distilled into a pretrained Gated DeltaNet; needles and perplexity by length
 
     The presets: `paper` has the paper's settings to the letter, `cpu` those that two cores can do in hours, `smoke`
     shows in a minute that everything works and means nothing else. Training can be stopped at any moment: the same
-    command with `--resume` goes on to the same numbers.
+    command with `--resume` goes on to the same numbers. On several GPUs each run of wikitext and retrofit is shared:
+    `accelerate launch --multi_gpu --module membydesign.cli reproduce …`.
 
     Exits with 1 if a number disagrees with the paper; a smoke run is not judged.
     """
-    module, config = _chosen(experiment, preset, variant, seeds)
+    module, config = _chosen(experiment, preset, {"variant": variant, "seeds": seeds, "teacher": teacher})
     variant = getattr(config, "variant", None)
     named = "-".join(filter(None, (experiment, variant)))
     out = Path("runs") / named if out is None else out
     if out.exists() and not out.is_dir():
         raise fail(f"--out: expected a folder, and {out} is a file")
+    launched, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     if resume and _finished(out, preset, config):
-        _show(out, preset, as_json)
+        if first:
+            _show(out, preset, as_json)
         return
-    if not resume and (out / "runs").exists():
+    if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
     started = time.perf_counter()
     record.commit()  # of what runs now; the checkout may be another when it ends
-    with _Bars() as bars:
-        workspace = Workspace(out, workers or os.cpu_count() or 1, bars.stage, bars.total, bars.watch, data)
+    workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
+    with _Bars(shown=first) as bars:
+        workspace = Workspace(out, workers, bars.stage, bars.total, bars.watch, data)
         try:
             outcome = module.run(config, workspace)
         except KeyboardInterrupt:
             raise fail(f"stopped; the same command with --resume goes on from {out}") from None
         except _refusals() as error:
             raise fail(str(error)) from None
+        if not first:
+            return
         bars.stage("figures")
         figures = module.plot(outcome, out)
     provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
@@ -80,8 +93,8 @@ def reproduce(
     _show(out, preset, as_json)
 
 
-def _chosen(experiment: str, preset: str, variant: str | None, seeds: int | None) -> tuple[Any, Any]:
-    """The module of an experiment and its settings."""
+def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any, Any]:
+    """The module of an experiment and its settings, with what options change."""
     if experiment in EXPERIMENTS and experiment not in EXACT:
         need_training(f"reproduce {experiment}")
     try:
@@ -92,13 +105,14 @@ def _chosen(experiment: str, preset: str, variant: str | None, seeds: int | None
         raise fail(f"--preset: expected one of {', '.join(module.PRESETS)}, got {preset!r}")
     config: Any = module.PRESETS[preset]
     known = {each.name for each in fields(config)}
-    if variant is not None and "variant" not in known:
-        raise fail(f"--variant: {experiment} has no variants, expected none, got {variant!r}")
-    if seeds is not None and seeds != 1 and "seeds" not in known:
-        raise fail(f"--seeds: {experiment} has no randomness, expected 1, got {seeds}")
-    changes = {"variant": variant, "seeds": seeds if "seeds" in known else None}
+    given = {name: value for name, value in changes.items() if value is not None}
+    if given.get("seeds") == 1 and "seeds" not in known:
+        del given["seeds"]
+    for name, value in given.items():
+        if name not in known:
+            raise fail(f"--{name}: {experiment} has no {name} to choose, expected none, got {value!r}")
     try:
-        return module, replace(config, **{name: value for name, value in changes.items() if value is not None})
+        return module, replace(config, **given)
     except ValueError as error:
         raise fail(f"--{error}") from None
 
@@ -106,17 +120,18 @@ def _chosen(experiment: str, preset: str, variant: str | None, seeds: int | None
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors of training that say what to do; none if training is not installed."""
     try:
+        from membydesign.experiments.retrofit_runs import TeacherError
         from membydesign.experiments.texts import TextsError
         from membydesign.training import CheckpointError, Diverged, SweepError
     except ModuleNotFoundError:
         return ()
-    return (CheckpointError, Diverged, SweepError, TextsError)
+    return (CheckpointError, Diverged, SweepError, TeacherError, TextsError)
 
 
 class _Bars:
     """The stage, the training runs that are done, and a bar for each that is under way, on standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, shown: bool = True) -> None:
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -126,6 +141,7 @@ class _Bars:
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
+            disable=not shown,
         )
         self.all = self.progress.add_task("starting", total=None, note="")
         self.runs: dict[str, TaskID] = {}
@@ -155,7 +171,7 @@ class _Bars:
         if name not in self.runs:
             self.runs[name] = self.progress.add_task(f"  {name}", total=now.steps, note="")
         speed = f"{now.rate:.1f} steps/s" if now.token_rate is None else f"{now.token_rate:,.0f} tokens/s"
-        note = f"loss {now.loss:.4f}, {speed}"
+        note = speed if now.loss is None else f"loss {now.loss:.4f}, {speed}"
         self.progress.update(self.runs[name], completed=now.step, note=note)
 
 

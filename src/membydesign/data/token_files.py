@@ -121,29 +121,44 @@ def pack(
     dtype, code = ("U16", "H") if V <= 2**16 else ("U32", "I")
     tokens = documents = 0
     with Writer(path, asked) as file:
-        for pieces in _encoded(corpus.documents(), tokenizer):
-            stretch = array(code)
-            for ids, begins in pieces:
-                room = None if most_tokens is None else most_tokens - tokens - len(stretch)
-                if room == 0:
-                    break
-                stretch.fromlist(ids[:room])
-                documents += begins
+        for stretch, begun in stretches(corpus.documents(), tokenizer, asked["bos"], code, most_tokens=most_tokens):
             file.add(KIND, dtype, stretch.tobytes())
-            tokens += len(stretch)
+            tokens, documents = tokens + len(stretch), documents + begun
             watch(tokens, documents)
-            if tokens == most_tokens:
-                break
         file.done(tokens=tokens, documents=documents)
     return TokenFile(path)
 
 
-def _encoded(documents: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[tuple[list[int], bool]]]:
-    """Pieces of the stream with whether a document, and so a BOS, begins there; as many as are tokenised at once."""
-    encode, bos = encoder(tokenizer), bos_of(tokenizer)
+def stretches(
+    documents: Iterator[str],
+    tokenizer: PreTrainedTokenizerBase,
+    bos: int,
+    code: str = "q",
+    *,
+    most_tokens: int | None = None,
+) -> Iterator[tuple[array[int], int]]:
+    """The stream of documents, as many tokens at a time as are made at once, and how many documents begin there.
+
+    Args:
+        documents: each becomes its tokens, after a BOS.
+        tokenizer: of Transformers.
+        bos: the token that stands before documents.
+        code: the type of numbers, as `array` names it.
+        most_tokens: where the stream ends even if there is more text; None for all of it.
+    """
+    encode, left = encoder(tokenizer), most_tokens
     for pieces in _batches(documents):
-        found = encode([text for text, _ in pieces])
-        yield [([bos, *ids] if begins else ids, begins) for ids, (_, begins) in zip(found, pieces, strict=True)]
+        stretch, begun = array(code), 0
+        for ids, (_, begins) in zip(encode([text for text, _ in pieces]), pieces, strict=True):
+            room = None if left is None else left - len(stretch)
+            if room == 0:
+                break
+            stretch.fromlist(([bos, *ids] if begins else ids)[:room])
+            begun += begins
+        yield stretch, begun
+        left = None if left is None else left - len(stretch)
+        if left == 0:
+            return
 
 
 def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:

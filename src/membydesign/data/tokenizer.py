@@ -25,6 +25,9 @@ BOS = "<|bos|>"
 
 BYTES = 256
 
+DIGITS = "single tokens"
+"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have not this rule."""
+
 TRAINED_ON = "trained_on.json"
 """Beside a tokenizer that was trained here: on what, and with how many tokens."""
 
@@ -48,10 +51,11 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
-    r"""A byte-level BPE, as GPT-2's, trained on a corpus and saved where `AutoTokenizer` loads it.
+    r"""A byte-level BPE, as GPT-2's but with every digit by itself, trained on a corpus; `AutoTokenizer` loads it.
 
     The same text gives the same tokenizer, on however many threads. A folder that already has a tokenizer of this
-    corpus and size is loaded; one of another corpus or size is replaced, and one from elsewhere is refused.
+    corpus and size is loaded; one of another corpus or size, or with another rule for digits, is replaced, and one from
+    elsewhere is refused.
 
     Every text can be told from its tokens: no character is unknown. Called like any tokenizer, it puts its token BOS
     first.
@@ -63,13 +67,15 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
     """
     check_whole("vocab_size", vocab_size, BYTES + 1)
     tokenizers, transformers = need("tokenizers", "training a tokenizer"), need("transformers", "a tokenizer")
-    asked = {"vocab_size": vocab_size, "corpus": corpus.describe()}
+    asked = {"vocab_size": vocab_size, "digits": DIGITS, "corpus": corpus.describe()}
     if _trained_on(folder) == asked:
         return load_tokenizer(folder)
 
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level, tokenizers.decoders.ByteLevel()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=2,

@@ -52,13 +52,19 @@ class Windows:
 
     def batch(self, step: int, batch_size: int) -> Tensor:
         """The batch of a step, counted from 0, [B,L]."""
-        return self.tokens.rows(self.length, self.places(step, batch_size))
-
-    def places(self, step: int, batch_size: int) -> Tensor:
-        """Which windows a batch has, counted from 0 in the order of the text, [B]."""
         check_whole("step", step, 0)
         check_whole("batch_size", batch_size, 1)
-        start, stop = step * batch_size, (step + 1) * batch_size
+        return self.stretch(step * batch_size, batch_size)
+
+    def stretch(self, start: int, count: int) -> Tensor:
+        """So many windows of the endless stream, from one on that is counted from 0, [count,L]."""
+        return self.tokens.rows(self.length, self.places(start, count))
+
+    def places(self, start: int, count: int) -> Tensor:
+        """Which windows a stretch of the stream has, counted from 0 in the order of the text, [count]."""
+        check_whole("start", start, 0)
+        check_whole("count", count, 1)
+        stop = start + count
         first, last = start // len(self), (stop - 1) // len(self)
         self._orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
         joined = torch.cat([*self._orders.values()])

@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "crowding": "membydesign.experiments.crowding",
     "mqar": "membydesign.experiments.mqar",
     "wikitext": "membydesign.experiments.wikitext",
+    "retrofit": "membydesign.experiments.retrofit",
 }
 """Name of an experiment → the module that reproduces it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,14 +11,20 @@ from membydesign.data.text import Corpus, HubText, JoinedText, PythonHelp
 from membydesign.data.text_files import TextFiles
 from membydesign.data.token_files import TokenFile, pack
 from membydesign.data.tokenizer import load_tokenizer, train_tokenizer
+from membydesign.evaluation.niah_documents import NeedleText
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from transformers import PreTrainedTokenizerBase
 
     from membydesign.experiments.workspace import Workspace
 
-PYTHON_HELP, HUB = "python-help:", "hub:"
+PYTHON_HELP, HUB, NEEDLES = "python-help:", "hub:", "needles:"
 SPLITS = ("train", "validation", "held_out")
+TOKENIZER = "tokenizer"
+"""The folder of the tokenizer beside the token files."""
 
 
 class TextsError(ValueError):
@@ -28,7 +35,8 @@ class TextsError(ValueError):
 class Texts:
     """What is read, by name, so that settings do not depend on whose machine they are on.
 
-    A name is `python-help:SPLIT`, `hub:DATASET:CONFIG:SPLIT`, or a file or folder below the one that `--data` names.
+    A name is `python-help:SPLIT`, `hub:DATASET:CONFIG:SPLIT`, `needles:COUNT:NAME` for so many questions about the text
+    of that name (see `NeedleText`), or a file or folder below the one that `--data` names.
 
     Attributes:
         train: trained on, one after another.
@@ -52,6 +60,18 @@ class TokenFiles(NamedTuple):
     bigrams: Bigrams
 
 
+class Part(NamedTuple):
+    """A text that becomes a token file.
+
+    Attributes:
+        names: what is read, as of `Texts`.
+        most_tokens: where it ends even if there is more; None for all of it.
+    """
+
+    names: tuple[str, ...]
+    most_tokens: int | None = None
+
+
 def corpus_of(names: tuple[str, ...], data: Path | None) -> Corpus:
     """The text that names stand for."""
     found = [_one(name, data) for name in names]
@@ -59,13 +79,75 @@ def corpus_of(names: tuple[str, ...], data: Path | None) -> Corpus:
 
 
 def _one(name: str, data: Path | None) -> Corpus:
-    if name.startswith(PYTHON_HELP):
-        return PythonHelp(name.removeprefix(PYTHON_HELP))  # pyright: ignore[reportArgumentType]
-    if name.startswith(HUB):
-        return HubText(*name.removeprefix(HUB).split(":"))
+    kind, _, rest = name.partition(":")
+    if f"{kind}:" == PYTHON_HELP:
+        return PythonHelp(rest)  # pyright: ignore[reportArgumentType]
+    if f"{kind}:" == HUB:
+        dataset, *more = rest.split(":")
+        config, split = (*more, "", "")[:2]
+        return HubText(dataset, config or None, split or "train")
+    if f"{kind}:" == NEEDLES:
+        count, _, about = rest.partition(":")
+        return NeedleText(_one(about, data), int(count))
     if data is None:
         raise ValueError(f"data: expected the folder that holds {name} (mbd reproduce … --data FOLDER), got none")
     return TextFiles(data / name)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Errors of texts and tokenizers as those that a command prints.
+
+    Raises:
+        TextsError: instead of them.
+    """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise TextsError(str(error)) from error
+
+
+def prepare_tokenizer(
+    tokenizer: str | int, learned_from: tuple[str, ...], workspace: Workspace
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of an experiment, which is kept beside its token files.
+
+    Args:
+        tokenizer: a name on the Hub, a folder, or the size of a vocabulary.
+        learned_from: the text of such a vocabulary.
+        workspace: of the experiment.
+
+    Raises:
+        TextsError: if it cannot be had.
+    """
+    folder = workspace.directory / "data" / TOKENIZER
+    workspace.stage("tokenizer")
+    with refused():
+        if isinstance(tokenizer, int):
+            return train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder)
+        words = load_tokenizer(tokenizer)
+        words.save_pretrained(folder)
+    return words
+
+
+def prepare_parts(parts: Mapping[str, Part], words: PreTrainedTokenizerBase, workspace: Workspace) -> Path:
+    """Make the token files that are not there yet, one for each part; returns their folder.
+
+    Args:
+        parts: texts, by the names of their files.
+        words: the tokenizer.
+        workspace: of the experiment.
+
+    Raises:
+        TextsError: if a text cannot be had.
+    """
+    folder = workspace.directory / "data"
+    with refused():
+        corpora = {name: corpus_of(part.names, workspace.data) for name, part in parts.items()}
+        workspace.stage("tokens")
+        for name, corpus in corpora.items():
+            pack(corpus, words, folder / f"{name}.safetensors", most_tokens=parts[name].most_tokens)
+    return folder
 
 
 def prepare(texts: Texts, workspace: Workspace) -> Path:
@@ -74,20 +156,10 @@ def prepare(texts: Texts, workspace: Workspace) -> Path:
     Raises:
         TextsError: if a text or the tokenizer cannot be had.
     """
-    folder = workspace.directory / "data"
-    try:
-        corpora = {split: corpus_of(getattr(texts, split), workspace.data) for split in SPLITS}
-        workspace.stage("tokenizer")
-        if isinstance(texts.tokenizer, int):
-            tokenizer = train_tokenizer(corpora["train"], texts.tokenizer, folder / "tokenizer")
-        else:
-            tokenizer = load_tokenizer(texts.tokenizer)
-        workspace.stage("tokens")
-        files = {split: pack(corpus, tokenizer, folder / f"{split}.safetensors") for split, corpus in corpora.items()}
-    except (ValueError, OSError) as error:
-        raise TextsError(str(error)) from error
+    parts = {split: Part(getattr(texts, split)) for split in SPLITS}
+    folder = prepare_parts(parts, prepare_tokenizer(texts.tokenizer, texts.train, workspace), workspace)
     workspace.stage("pairs of tokens")
-    count_bigrams(files["train"], folder / "bigrams.safetensors")
+    count_bigrams(TokenFile(folder / "train.safetensors"), folder / "bigrams.safetensors")
     return folder
 
 

@@ -16,7 +16,7 @@ from membydesign.experiments.wikitext_figures import plot
 from membydesign.experiments.wikitext_models import ARMS
 from membydesign.experiments.wikitext_runs import work
 from membydesign.experiments.wikitext_settings import PAPER, PRESETS, WikitextConfig
-from membydesign.training import Run
+from membydesign.training import Run, processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +49,8 @@ PAPER_PERPLEXITY = {
 
 def run(config: WikitextConfig, workspace: Workspace) -> Outcome:
     """Choose a learning rate, train every model with every seed, and measure them on the same tokens."""
-    folder = prepare(config.texts, workspace)
+    with processes().main_process_first():  # the others find everything made
+        folder = prepare(config.texts, workspace)
     probes = config.probes()
     workspace.stage("learning rate")
     tried = workspace.sweep([Run(each.name, each, work) for each in probes]) if probes else {}

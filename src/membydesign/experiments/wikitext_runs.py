@@ -12,7 +12,7 @@ from membydesign.evaluation.ar_hits import ar_hits, slices
 from membydesign.experiments.record import commit
 from membydesign.experiments.texts import prepared
 from membydesign.experiments.wikitext_models import configuration, make_model, recurrent_state, weights_beside_embedding
-from membydesign.training import NextToken, make_accelerator, next_token_losses, train_in_stages
+from membydesign.training import NextToken, all_losses, make_accelerator, train_in_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ def work(config: WikitextRun, directory: Path, watch: Callable[[Progress], None]
     trained, measured = train_in_stages(
         model,
         lambda step: {"input_ids": windows.batch(step, config.train.batch_size)},
-        next_token_losses,
+        all_losses,
         config.train,
         milestones=[max(1, config.train.steps * i // 5) for i in range(1, 5)],
         measure=validation,

@@ -37,9 +37,16 @@ class Workspace:
         """The folder of training runs."""
         return self.directory / "runs"
 
-    def sweep(self, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
-        """Do the training runs that are not done yet; returns the metrics of all, by name."""
+    def sweep(self, runs: Sequence[Run], *, alone: bool = False) -> dict[str, dict[str, Any]]:
+        """Do the training runs that are not done yet; returns the metrics of all, by name.
+
+        Args:
+            runs: what to do.
+            alone: one run at a time, with as many threads as there would be runs at a time; for runs that others wait
+                for.
+        """
         from membydesign.training import METRICS, sweep
 
         self.total(sum(not (self.runs / run.name / METRICS).exists() for run in runs))
-        return sweep(runs, self.runs, workers=self.workers, watch=self.watch)
+        workers, threads = (1, self.workers) if alone else (self.workers, 1)
+        return sweep(runs, self.runs, workers=workers, threads=threads, watch=self.watch)

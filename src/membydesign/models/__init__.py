@@ -12,6 +12,7 @@ from membydesign.models.configuration import MemoryConfig
 from membydesign.models.conversion import Conversion, convert_fla, load_fla
 from membydesign.models.modeling import MemoryForCausalLM, MemoryModel
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
+from membydesign.models.token_losses import next_token_losses, token_cross_entropies, token_divergences
 
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModel.register(MemoryConfig, MemoryModel, exist_ok=True)
@@ -27,4 +28,7 @@ __all__ = [
     "MemoryModelOutput",
     "convert_fla",
     "load_fla",
+    "next_token_losses",
+    "token_cross_entropies",
+    "token_divergences",
 ]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedConfig
 
 from membydesign.layers import LAYERS, SequenceLayer, make_layer
 from membydesign.layers.base import positive
+from membydesign.models.remote import AUTO_MAP, write_module
+
+if TYPE_CHECKING:
+    from os import PathLike
 
 
 class MemoryConfig(PreTrainedConfig):
@@ -76,7 +81,7 @@ class MemoryConfig(PreTrainedConfig):
                     f"got {self.num_heads}"
                 )
             self.head_dim = self.hidden_size // self.num_heads
-        super().__post_init__(**kwargs)
+        super().__post_init__(**{**kwargs, "auto_map": dict(AUTO_MAP)})
         self._check()
 
     def _check(self) -> None:
@@ -117,6 +122,16 @@ class MemoryConfig(PreTrainedConfig):
             )
         for name in dict.fromkeys(self.layers):
             self.make_layer(name, device="meta")
+
+    def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write config.json, and beside it where the code is, for tools that do not import this package."""
+        if not Path(save_directory).is_file():  # which Transformers refuses
+            write_module(Path(save_directory))
+        super().save_pretrained(save_directory, push_to_hub, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing to do: otherwise Transformers would copy this module into every folder it saves to."""
 
     def make_layer(self, name: str, device: torch.device | str | None = None) -> SequenceLayer:
         """The layer of a block, by name."""

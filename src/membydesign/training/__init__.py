@@ -1,9 +1,9 @@
 """One small loop that every experiment trains with: schedule, checkpoints, exact resumption, sweeps."""
 
 from membydesign.training.checkpoint import CheckpointError
-from membydesign.training.language import NextToken, next_token_losses
+from membydesign.training.language import NextToken, all_losses, save_model
 from membydesign.training.loop import Diverged, Progress, Trained, train
-from membydesign.training.processes import make_accelerator
+from membydesign.training.processes import make_accelerator, processes, sharded
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import METRICS, Run, SweepError, sweep
@@ -18,9 +18,12 @@ __all__ = [
     "SweepError",
     "TrainSettings",
     "Trained",
+    "all_losses",
     "make_accelerator",
     "measured",
-    "next_token_losses",
+    "processes",
+    "save_model",
+    "sharded",
     "sweep",
     "train",
     "train_in_stages",

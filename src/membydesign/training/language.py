@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from membydesign.models.token_losses import next_token_losses
+from membydesign.training.processes import processes, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from membydesign.models import MemoryForCausalLM
-
-TOKENS_AT_A_TIME = 4096
-"""Logits are made for so many tokens at a time, and again in the backward pass: all of them would be the largest tensor
-of the run by far."""
 
 
 class NextToken(nn.Module):
@@ -24,32 +23,40 @@ class NextToken(nn.Module):
 
     Args:
         language_model: any that `membydesign.models` makes.
-        tokens_at_a_time: for how many tokens logits are there at once.
     """
 
-    def __init__(self, language_model: MemoryForCausalLM, tokens_at_a_time: int = TOKENS_AT_A_TIME) -> None:
+    def __init__(self, language_model: MemoryForCausalLM) -> None:
         super().__init__()
-        self.language_model, self.tokens_at_a_time = language_model, tokens_at_a_time
+        self.language_model = language_model
+        self._no_split_modules = language_model._no_split_modules  # what Accelerate shards by itself
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Cross-entropies of tokens 2 to L, given those before, in nats: from [B,L] to [B,L−1]."""
-        hidden = self.language_model.model(input_ids, use_cache=False).last_hidden_state[:, :-1]
-        targets = input_ids[:, 1:]
-        slices = zip(
-            hidden.flatten(0, 1).split(self.tokens_at_a_time),
-            targets.flatten().split(self.tokens_at_a_time),
-            strict=True,
-        )
-        losses = [
-            checkpoint(self._losses, h, y, use_reentrant=False) if torch.is_grad_enabled() else self._losses(h, y)
-            for h, y in slices
-        ]
-        return torch.cat(losses).view(targets.shape)
+        losses = next_token_losses(self.language_model, {"input_ids": input_ids})
+        return losses.view(len(input_ids), -1).clone()  # torch warns of sharded modules that return views
 
-    def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.language_model.lm_head(hidden).float(), targets, reduction="none")
+    def tie_weights(self) -> None:
+        """Let embedding and head be one again; Accelerate asks for it when it has moved weights to shards."""
+        self.language_model.tie_weights()
 
 
-def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The losses of a batch with "input_ids", for the training loop, [B·(L−1)]."""
-    return model(batch["input_ids"]).flatten()
+def all_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """What a module makes of a batch, for the training loop: all of its losses, [N]."""
+    return model(**batch).flatten()
+
+
+def save_model(model: MemoryForCausalLM, folder: Path, tokenizer: Path | None = None) -> None:
+    """Save a model where `from_pretrained` finds it, whole or not at all, with the tokenizer of another folder.
+
+    All processes must call this: shards are gathered, and the first process writes.
+    """
+    weights = {name: whole(value).contiguous() for name, value in model.state_dict().items()}
+    if processes().is_main_process:
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        model.save_pretrained(partial, state_dict=weights)
+        if tokenizer is not None:
+            shutil.copytree(tokenizer, partial, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    processes().wait_for_everyone()

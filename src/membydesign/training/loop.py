@@ -44,16 +44,31 @@ class Progress:
     Attributes:
         step: steps done.
         steps: of the whole run.
-        loss: mean over the steps since the last report.
+        loss: mean over the steps since the last report; None for steps without one.
         rate: steps a second.
         token_rate: tokens of `input_ids` a second, over all processes; None if batches have none.
     """
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
     rate: float
     token_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What takes steps, as this process has it; made once for all stages of a run.
+
+    Attributes:
+        accelerator: of Hugging Face Accelerate.
+        model: whole, replicated or in shards.
+        optimiser: of its parameters.
+    """
+
+    accelerator: Accelerator
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
 
 
 @dataclass(frozen=True)
@@ -82,6 +97,7 @@ def train(
     until: int | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     multipliers: Mapping[str, float] | None = None,
+    clip_groups: Callable[[str], str] | None = None,
     rows_at_a_time: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> Trained:
@@ -102,6 +118,8 @@ def train(
         until: stop after this step, with a checkpoint; None for the end of the run.
         watch: called after every step.
         multipliers: by names of parameters, of their learning rates; 1 for those not named.
+        clip_groups: the group of a parameter, by its name; gradients of different groups are clipped apart. None clips
+            all of them together.
         rows_at_a_time: of each process; gradients are accumulated over its share of a batch. None for the whole share.
         accelerator: of Hugging Face Accelerate; None makes one.
 
@@ -109,10 +127,48 @@ def train(
         Diverged: if a loss or a gradient is not finite. The last checkpoint stays as it was.
         checkpoint.CheckpointError: if a checkpoint cannot be read, does not fit, or cannot be written.
     """
+    return take_steps(
+        make_ready(model, settings, multipliers, accelerator),
+        batch_of,
+        losses_of,
+        settings,
+        seed=seed,
+        directory=directory,
+        until=settings.steps if until is None else until,
+        watch=watch,
+        clip_groups=clip_groups,
+        rows_at_a_time=rows_at_a_time,
+    )
+
+
+def make_ready(
+    model: nn.Module,
+    settings: TrainSettings,
+    multipliers: Mapping[str, float] | None = None,
+    accelerator: Accelerator | None = None,
+) -> Ready:
+    """A model with its optimiser, ready for `take_steps`; arguments as of `train`."""
     accelerator = make_accelerator() if accelerator is None else accelerator
-    until = settings.steps if until is None else until
-    prepared, stepper = prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers))
+    return Ready(accelerator, *prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers)))
+
+
+def take_steps(
+    ready: Ready,
+    batch_of: Callable[[int], Batch],
+    losses_of: Callable[[nn.Module, Batch], Tensor],
+    settings: TrainSettings,
+    *,
+    seed: int,
+    directory: Path | None,
+    until: int,
+    watch: Callable[[Progress], None],
+    clip_groups: Callable[[str], str] | None,
+    rows_at_a_time: int | None,
+) -> Trained:
+    """The steps of `train`, from the last checkpoint on; arguments and errors are its own."""
+    accelerator, prepared, stepper = ready.accelerator, ready.model, ready.optimiser
     inner = accelerator.unwrap_model(prepared)
+    clipped = _groups(inner, clip_groups)
     place = _START if directory is None else _restore(directory, inner, stepper)
     if place["step"] >= until:
         return Trained(place["step"], place["loss"], place["seconds"])
@@ -127,9 +183,9 @@ def train(
         batch = batch_of(step)
         value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
         _finite(step, "loss", value)
-        most = float("inf") if settings.clip is None else settings.clip
-        norm = accelerator.clip_grad_norm_(prepared.parameters(), most)
-        _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
+        for group in clipped:
+            norm = accelerator.clip_grad_norm_(group, float("inf") if settings.clip is None else settings.clip)
+            _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
         stepper.step()
         stepper.zero_grad()
         total, counted = total + value, counted + 1
@@ -153,6 +209,15 @@ _START: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0}
 def _restore(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     return checkpoint.load(directory, model, optimiser) or _START
+
+
+def _groups(model: nn.Module, group_of: Callable[[str], str] | None) -> list[list[nn.Parameter]]:
+    """The parameters whose gradients are clipped together."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault(group_of(name) if group_of else "", []).append(parameter)
+    return [*groups.values()]
 
 
 def _gradients(

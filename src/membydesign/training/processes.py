@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
@@ -18,6 +22,15 @@ if TYPE_CHECKING:
     Batch = Mapping[str, Tensor]
     Precision = Literal["fp32", "bf16"]
 
+WAIT = timedelta(hours=24)
+"""How long processes wait for one another. Their backends give up after some minutes, but the first process may stream
+and pack text for hours before the others find it made, and shares of an evaluation do not end at the same time."""
+
+
+def processes() -> PartialState:
+    """The processes that `accelerate launch` started together, of which this is one; or this one alone."""
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=WAIT)
+
 
 def make_accelerator(precision: Precision = "fp32") -> Accelerator:
     """Hugging Face Accelerate as `accelerate launch` asks for it, on CPUs where there is nothing else.
@@ -27,9 +40,11 @@ def make_accelerator(precision: Precision = "fp32") -> Accelerator:
     """
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"precision: expected 'fp32' or 'bf16', got {precision!r}")
-    return Accelerator(
-        cpu=not torch.accelerator.is_available(), mixed_precision="bf16" if precision == "bf16" else "no"
-    )
+    mixed = "bf16" if precision == "bf16" else "no"
+    if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
+        AcceleratorState._reset_state()  # of an earlier run of this process; processes stay connected
+    processes()  # connected before Accelerate does it, which would wait for a shorter time
+    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
 
 
 def prepare(
@@ -37,15 +52,26 @@ def prepare(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model and its optimiser, as this process sees them: whole, replicated (DDP) or in shards (FSDP).
 
-    Accelerate does not shard on CPUs; if its launcher asks for that, we do, with the same `fully_shard` of torch.
+    Accelerate does not shard on CPUs; if its launcher asks for that, we do, with the same `fully_shard` of torch. What
+    is in shards already stays so.
     """
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("fsdp_version: expected 2 (`accelerate launch --fsdp_version 2`), got 1")
+    if isinstance(model, FSDPModule):
+        # Not by Accelerate again: it tells parameters by where their shards lie in memory, and empty ones lie nowhere.
+        model.reshard()
+        optimiser = optimiser_of(model)
+        return model, optimiser if _sharded_by_us(accelerator) else accelerator.prepare_optimizer(optimiser)
     if _sharded_by_us(accelerator):
         _shard(model, accelerator.num_processes)
         return model, optimiser_of(model)
     prepared, stepper = accelerator.prepare(model, optimiser_of(model))
     return prepared, stepper
+
+
+def sharded(accelerator: Accelerator) -> bool:
+    """Whether processes hold shards of a model, and not the whole of it."""
+    return accelerator.distributed_type == DistributedType.FSDP or _sharded_by_us(accelerator)
 
 
 def _sharded_by_us(accelerator: Accelerator) -> bool:
@@ -64,6 +90,24 @@ def _shard(model: nn.Module, processes: int) -> None:
         if type(module).__name__ in blocks:
             fully_shard(module, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Within this, any part of a prepared model may be called, also if it is in shards; all processes must take part.
+
+    The forward pass of a sharded model gathers the weights that are of no block, and that of each block its own. So
+    what calls parts of a model finds shards of embedding and head; here they are whole, and afterwards shards again.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model._get_fsdp_state()._lazy_init()  # else the first part that is called is taken for the whole model
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
 
 
 def whole(x: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.files import to_json, write_text
 from membydesign.training.checkpoint import CheckpointError
-from membydesign.training.loop import Trained, train
+from membydesign.training.loop import Trained, make_ready, take_steps
+from membydesign.training.processes import gathered, processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ def train_in_stages(
     directory: Path,
     watch: Callable[[Progress], None] = lambda _: None,
     multipliers: Mapping[str, float] | None = None,
+    clip_groups: Callable[[str], str] | None = None,
     rows_at_a_time: int | None = None,
     accelerator: Accelerator | None = None,
 ) -> tuple[Trained, dict[str, Any]]:
@@ -47,11 +49,13 @@ def train_in_stages(
         settings: optimiser and schedule.
         milestones: steps after which the model is measured; the last step always is.
         measure: `measure(step)`, what is found there, which JSON must hold. It is kept in a file, since a run that goes
-            on from a checkpoint is past the milestones before it.
+            on from a checkpoint is past the milestones before it. All processes call it, and it may call the model or
+            parts of it, also if the model is in shards.
         seed: of what is random within steps.
         directory: of log, checkpoint and measurements.
         watch: called after every step.
-        multipliers: as of `train`; and the next two.
+        multipliers: as of `train`; and the next three.
+        clip_groups: the group of a parameter.
         rows_at_a_time: of each process.
         accelerator: of Hugging Face Accelerate.
 
@@ -59,11 +63,12 @@ def train_in_stages(
         What the run came to, and what was measured, by step.
     """
     found, trained = measured(directory), None
+    ready = make_ready(model, settings, multipliers, accelerator)
     for step in sorted({*milestones, settings.steps}):
         if str(step) in found and step < settings.steps:
             continue
-        trained = train(
-            model,
+        trained = take_steps(
+            ready,
             batch_of,
             losses_of,
             settings,
@@ -71,9 +76,8 @@ def train_in_stages(
             directory=directory,
             until=step,
             watch=watch,
-            multipliers=multipliers,
+            clip_groups=clip_groups,
             rows_at_a_time=rows_at_a_time,
-            accelerator=accelerator,
         )
         if trained.step != step:
             raise CheckpointError(
@@ -81,8 +85,10 @@ def train_in_stages(
                 f"got one of step {trained.step}; remove this folder to start the run again"
             )
         if str(step) not in found:
-            found[str(step)] = measure(step)
-            write_text(directory / MEASURED, to_json(found))
+            with gathered(ready.model):
+                found[str(step)] = measure(step)
+            if processes().is_main_process:
+                write_text(directory / MEASURED, to_json(found))
     assert trained is not None
     return trained, found
 

@@ -18,6 +18,7 @@ from membydesign.errors import FilterError
 from membydesign.files import to_json, write_text
 from membydesign.training import checkpoint
 from membydesign.training.loop import Diverged
+from membydesign.training.processes import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +64,9 @@ def sweep(
     A run that has its `metrics.json` is not done again; one that has a checkpoint goes on from it. Each run uses
     `threads` threads, so that results do not depend on how many run at a time.
 
+    Processes that `accelerate launch` started together do all runs together, one after another, and the first of them
+    writes.
+
     Args:
         runs: what to do, in order.
         directory: with one folder for each run.
@@ -71,14 +75,21 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings, or if a run diverges.
+        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, or if processes
+            that were launched together are to have workers.
     """
-    runs = list(runs)
+    runs, launched = list(runs), processes()
+    if launched.num_processes > 1 and workers > 1:
+        raise SweepError(
+            f"workers: expected 1 under `accelerate launch`, whose processes share each run, got {workers}"
+        )
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ValueError(f"runs: expected names that differ, got {', '.join(names)}")
-    for run in runs:
-        _claim(directory / run.name, run)
+    if launched.is_main_process:
+        for run in runs:
+            _claim(directory / run.name, run)
+    launched.wait_for_everyone()
     waiting = [run for run in runs if _metrics(directory / run.name) is None]
     if workers == 1:
         for run in waiting:
@@ -128,9 +139,13 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
         raise SweepError(f"{run.name}: {error}") from error
     finally:
         torch.set_num_threads(before)
-    write_text(directory / METRICS, to_json(metrics))
-    for path in checkpoint.found(directory):
-        shutil.rmtree(path, ignore_errors=True)
+    launched = processes()
+    launched.wait_for_everyone()
+    if launched.is_main_process:
+        write_text(directory / METRICS, to_json(metrics))
+        for path in checkpoint.found(directory):
+            shutil.rmtree(path, ignore_errors=True)
+    launched.wait_for_everyone()
 
 
 def _in_parallel(runs: list[Run], directory: Path, workers: int, threads: int, watch: Watch) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from membydesign.cli.bench.accuracy import accuracy
 from membydesign.cli.bench.choices import choices
+from membydesign.cli.bench.generation import generation
 from membydesign.cli.bench.memory import memory
 from membydesign.cli.bench.models import models
 from membydesign.cli.bench.rate import rate
@@ -37,6 +38,9 @@ SECTIONS: dict[str, Section] = {
     "steps": Section("Time of a training step of the experiments; a ratio below 1 is faster than the peer", steps),
     "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
+    "generation": Section(
+        "Tokens a second of generation; the ratio is how many times faster with the cache", generation
+    ),
     "memory": Section("Peak memory on top of the inputs; a ratio below 1 is less than the peer's", memory),
     "rate": Section("Useful operations a second; the ratio is the share of the matrix-product rate", rate),
     "accuracy": Section("Distance of float32 from float64, in units of the largest value", accuracy),

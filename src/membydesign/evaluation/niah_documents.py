@@ -1,0 +1,106 @@
+"""Documents in the manner of needle-in-a-haystack, from which a small model learns to answer such questions at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from membydesign.data.mqar import check_whole
+from membydesign.data.seeds import generator
+from membydesign.data.text import Corpus
+from membydesign.evaluation.niah import TASKS, Hidden, listed
+from membydesign.evaluation.niah_haystack import Essays, Noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Generator
+
+    from membydesign.evaluation.niah import Posed, Task
+    from membydesign.evaluation.niah_haystack import Haystack
+
+LETTERS_OF_A_WORD = 16
+"""At most, on average over a stretch of text, with the space."""
+
+
+@final
+@dataclass(frozen=True)
+class NeedleText(Corpus):
+    """RULER's questions with their answers, each about a stretch of text from anywhere in a corpus.
+
+    All six tasks come equally often. Haystacks are short more often than long: the logarithms of their lengths are
+    uniform. Values of one key are told in the order in which they stand, others in the order
+    of the question. Random numbers are of a stream of their own: no evaluation has the same questions, though keys are
+    of the same words.
+
+    Attributes:
+        corpus: where haystacks come from.
+        count: how many documents there are.
+        words: the fewest and the most words of a haystack.
+        seed: another one gives other documents.
+
+    Example:
+        >>> from membydesign.data.text import PythonHelp
+        >>> document = next(NeedleText(PythonHelp(), 1).documents())
+        >>> document[-39:]
+        '6009150, 1368153, 8375392, and 1031325.'
+    """
+
+    corpus: Corpus
+    count: int
+    words: tuple[int, int] = (5, 250)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("count", self.count, 1)
+        check_whole("seed", self.seed, 0)
+        least, most = self.words
+        if not 1 <= least <= most:
+            raise ValueError(f"words: expected the fewest and the most, from 1 on, got {self.words}")
+
+    def describe(self) -> dict[str, Any]:
+        """How many of what, and the text that they are about."""
+        return {
+            "kind": "needles",
+            "count": self.count,
+            "words": list(self.words),
+            "seed": self.seed,
+            "of": self.corpus.describe(),
+        }
+
+    def documents(self) -> Iterator[str]:
+        """The documents, each the same whatever the count."""
+        texts = [*self.corpus.documents()]
+        ends = [*accumulate(map(len, texts))]
+        tasks = [*TASKS.values()]
+        for index in range(self.count):
+            stream = ("needle documents", self.seed, index)
+            source = generator(*stream, "haystack")
+            task = tasks[int(torch.randint(len(tasks), (), generator=source))]
+            haystack, units = self._haystack(task, texts, ends, source)
+            yield told(Hidden.drawn(task, stream).pose(haystack, units))
+
+    def _haystack(self, task: Task, texts: list[str], ends: list[int], source: Generator) -> tuple[Haystack, int]:
+        """A haystack, and how many units of it are taken."""
+        least, most = self.words
+        drawn = torch.rand((), generator=source, dtype=torch.float64).item()
+        words = round(least * (most / least) ** drawn)
+        if task.haystack == "noise":
+            noise = Noise()
+            return noise, max(task.needles, round(words / len(noise.text(0, 1).split())))
+        place = int(torch.randint(ends[-1], (), generator=source))
+        number = next(i for i, end in enumerate(ends) if place < end)
+        start = place - (ends[number] - len(texts[number]))
+        stretch = texts[number][start : start + LETTERS_OF_A_WORD * words].split()[1 : words + 1]
+        return Essays(" ".join(stretch or ["…"])), max(1, len(stretch))
+
+
+def told(posed: Posed) -> str:
+    """A question with its answer."""
+    asked = posed.asked
+    if len({needle.key for needle in asked}) == 1:
+        asked = tuple(sorted(asked, key=lambda needle: needle.depth))
+    return f"{posed.prompt} {listed([needle.value for needle in asked])}."

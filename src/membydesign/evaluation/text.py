@@ -1,0 +1,52 @@
+"""Text to measure on, from where a user says, as training would read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from membydesign.data.text import Corpus, JoinedText, PythonHelp
+from membydesign.data.text_files import TextFiles
+from membydesign.data.token_files import stretches
+from membydesign.data.tokenizer import bos_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+EMBEDDED = "embedded"
+"""The name of the text that every Python carries, its own help."""
+
+
+def text_at(source: str | Path) -> Corpus:
+    """The documents of a text.
+
+    Args:
+        source: "embedded" for Python's own help, or a file or folder that `TextFiles` reads.
+    """
+    if str(source) == EMBEDDED:
+        return JoinedText((PythonHelp("train"), PythonHelp("validation")))
+    if not Path(source).exists():
+        raise ValueError(f"text: expected {EMBEDDED!r}, a file or a folder, got no such path {str(source)!r}")
+    return TextFiles(Path(source))
+
+
+def read_stream(source: str | Path, tokenizer: PreTrainedTokenizerBase, most_tokens: int | None = None) -> Tensor:
+    """A text as `pack` makes it of the same documents: BOS, the first document, BOS, the second, and so on, [N].
+
+    Args:
+        source: as of `text_at`.
+        tokenizer: of Transformers. If it has no BOS token, the one that ends texts stands before them too.
+        most_tokens: where the stream ends even if there is more text; None for all of it.
+    """
+    corpus, bos = text_at(source), tokenizer.bos_token_id
+    if bos is None:
+        bos = tokenizer.eos_token_id
+    bos = bos if isinstance(bos, int) else bos_of(tokenizer)
+    try:
+        found = [*stretches(corpus.documents(), tokenizer, bos, most_tokens=most_tokens)]
+    except ValueError as error:
+        raise ValueError(f"text: {str(error).partition(': ')[2]}") from error
+    return torch.cat([torch.frombuffer(stretch, dtype=torch.int64) for stretch, _ in found])

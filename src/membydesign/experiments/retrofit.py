@@ -1,0 +1,134 @@
+"""The retrofit: some layers of a pretrained Gated DeltaNet become Bayesian Layers and learn from it. Is that a gain?
+
+Three models: the teacher (GDN-zero), the hybrid after both phases (BL), and the teacher trained on for the same tokens
+(GDN-FT). RULER's needles and perplexity, both by length. The paper: §4.3 and its appendix on distillation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from membydesign.evaluation.niah_haystack import Essays, read_essays
+from membydesign.evaluation.niah_scores import by_task, common, mean_of_tasks
+from membydesign.evaluation.text import EMBEDDED
+from membydesign.experiments import retrofit_evaluation as evaluation
+from membydesign.experiments.niah_tables import difference_metrics, difference_tables
+from membydesign.experiments.record import Outcome
+from membydesign.experiments.retrofit_claims import claims
+from membydesign.experiments.retrofit_evaluation import ESSAYS, MODELS, NeedlesRun, PerplexityRun, answers_of
+from membydesign.experiments.retrofit_figures import plot
+from membydesign.experiments.retrofit_runs import (
+    CONTROL,
+    CONTROL_A,
+    HYBRID,
+    PHASE_A,
+    PhaseRun,
+    PretrainingRun,
+    check_teacher,
+    work,
+)
+from membydesign.experiments.retrofit_settings import PRESETS, Pretraining, RetrofitConfig
+from membydesign.experiments.retrofit_tables import notes, tables
+from membydesign.experiments.texts import Part, prepare_parts, prepare_tokenizer, refused
+from membydesign.files import write_text
+from membydesign.training import Run, processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from membydesign.experiments.workspace import Workspace
+
+__all__ = ["PRESETS", "TITLE", "RetrofitConfig", "plot", "run"]
+
+TITLE = "Retrofit: Bayesian Layers distilled into a pretrained Gated DeltaNet"
+
+
+def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
+    """Train or load the teacher, measure it, distil, train the control, and measure the two."""
+    with processes().main_process_first():  # the others find everything made
+        _prepare(config, workspace)
+    if isinstance(config.teacher, Pretraining):
+        workspace.stage("pretraining")
+        pretraining = PretrainingRun(config.teacher, config.distillation.validation_windows)
+        made = workspace.sweep([Run(pretraining.name, pretraining, work)], alone=True)
+    else:
+        made = {}
+    # The paper verifies its checkpoint on held-out text before anything else.
+    texts = {text: config.texts.window_tokens.get(text) for text in config.texts.perplexity}
+    perplexities = [PerplexityRun(model, config.teacher, config.evaluation.lengths, texts) for model in MODELS]
+    teacher, *others = (Run(each.name, each, evaluation.measure_perplexity) for each in perplexities)
+    workspace.stage("the teacher's perplexity")
+    found = workspace.sweep([teacher])
+    made |= _distil(config, workspace)
+    workspace.stage("evaluation")
+    needles = [NeedlesRun(model, config.teacher, config.evaluation) for model in MODELS]
+    found |= workspace.sweep([*(Run(each.name, each, evaluation.ask) for each in needles), *others])
+    answers = {each.model: answers_of(workspace.runs / each.name) for each in needles}
+    differences = {other: common(answers["bl"], answers[other]) for other in ("gdn_zero", "gdn_ft")}
+    metrics = {
+        "training": made,
+        "niah": {
+            model: {
+                str(length): {task: cell.mean for task, cell in tasks.items()} | {"mean": mean_of_tasks(tasks)}
+                for length, tasks in by_task(answered).items()
+            }
+            for model, answered in answers.items()
+        },
+        "perplexity": {each.model: found[each.name]["perplexity"] for each in perplexities},
+        "differences": {f"bl - {other}": difference_metrics(*both) for other, both in differences.items()},
+        "evaluation_seconds": {name: one["seconds"] for name, one in found.items()},
+    }
+    shown = [
+        replace(table, title=f"BL − {MODELS[other]}. {table.title}")
+        for other, both in differences.items()
+        for table in difference_tables(*both)
+    ]
+    return Outcome(
+        config,
+        claims(config, metrics),
+        metrics,
+        notes(config, metrics),
+        {"differences": differences, "metrics": metrics},
+        [*tables(config, metrics, answers), *shown],
+    )
+
+
+def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
+    """Tokenizer, haystack and token files. What would be refused hours later is refused here."""
+    texts, tokenizer = config.texts, config.tokenizer
+    assert tokenizer is not None  # as the settings make sure
+    with refused():
+        essays = _essays(texts.essays, workspace.data)
+    words = prepare_tokenizer(tokenizer, texts.words, workspace)
+    if isinstance(config.teacher, str):
+        check_teacher(config.teacher, config.student, words)
+    with refused():
+        evaluation.check(config, words, essays)
+    named = {"train": texts.train, "validation": texts.validation, **texts.perplexity}
+    parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
+    folder = prepare_parts(parts, words, workspace)
+    write_text(folder / ESSAYS, " ".join(essays.words))
+    with refused():
+        evaluation.check_texts(config, folder)
+
+
+def _essays(name: str, data: Path | None) -> Essays:
+    if name == EMBEDDED:
+        return read_essays(name)
+    if data is None:
+        raise ValueError(
+            f"data: expected the folder that holds {name}, RULER's haystack (mbd reproduce … --data FOLDER), got none; "
+            "RULER's scripts/data/synthetic/json/download_paulgraham_essay.py makes it"
+        )
+    return read_essays(data / name)
+
+
+def _distil(config: RetrofitConfig, workspace: Workspace) -> dict[str, dict[str, Any]]:
+    """Both phases, and the control; what each run came to, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for stage, names in {"Phase A": (PHASE_A, CONTROL_A), "Phase B": (HYBRID, CONTROL)}.items():
+        workspace.stage(f"{stage}, and the control")
+        runs = [PhaseRun(name, config.teacher, config.student, config.distillation) for name in names]
+        found |= workspace.sweep([Run(each.name, each, work) for each in runs])
+    return found

@@ -1,0 +1,175 @@
+"""How the models of the retrofit are measured: RULER's needles and perplexity, both by length."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from membydesign.data.token_files import TokenFile
+from membydesign.data.tokenizer import load_tokenizer
+from membydesign.evaluation.niah import NIAH
+from membydesign.evaluation.niah_haystack import read_essays
+from membydesign.evaluation.niah_run import answer, read_answers
+from membydesign.evaluation.perplexity import perplexity
+from membydesign.experiments.niah_tables import scores_metrics
+from membydesign.experiments.record import commit
+from membydesign.experiments.retrofit_runs import CONTROL, HYBRID, MODEL, load_model, load_teacher
+from membydesign.experiments.texts import TOKENIZER
+from membydesign.training import Progress, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from membydesign.evaluation.niah_haystack import Essays
+    from membydesign.evaluation.niah_run import Answered
+    from membydesign.experiments.retrofit_settings import Evaluation, Pretraining, RetrofitConfig
+
+ESSAYS = "essays.txt"
+"""The haystack, beside the token files."""
+
+MODELS = {"gdn_zero": "GDN-zero", "gdn_ft": "GDN-FT", "bl": "BL"}
+"""The models that are compared, and what the paper calls them: the teacher, the control, the hybrid."""
+
+
+@dataclass(frozen=True)
+class PerplexityRun:
+    """Settings of one model's perplexities.
+
+    Attributes:
+        model: a name of `MODELS`.
+        teacher: a checkpoint, or how it was trained.
+        lengths: of windows.
+        texts: names of token files, each with the tokens that its windows are to hold, or None for all.
+    """
+
+    model: str
+    teacher: str | Pretraining
+    lengths: tuple[int, ...]
+    texts: dict[str, int | None]
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"perplexity_{self.model}"
+
+
+@dataclass(frozen=True)
+class NeedlesRun:
+    """Settings of one model's answers to RULER's questions.
+
+    Attributes:
+        model: a name of `MODELS`.
+        teacher: a checkpoint, or how it was trained.
+        evaluation: what is asked.
+    """
+
+    model: str
+    teacher: str | Pretraining
+    evaluation: Evaluation
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"niah_{self.model}"
+
+
+def check(config: RetrofitConfig, words: PreTrainedTokenizerBase, essays: Essays) -> None:
+    """Refuse lengths that are too short for a question, before anything is trained."""
+    asked = config.evaluation
+    niah = NIAH(words, essays, asked.new_tokens)
+    for task in asked.tasks:
+        for length in asked.lengths:
+            niah.check_length(task, length, asked.samples, asked.seed)
+
+
+def check_texts(config: RetrofitConfig, folder: Path) -> None:
+    """Refuse windows that are longer than a text."""
+    for text in config.texts.perplexity:
+        for length in config.evaluation.lengths:
+            try:
+                read(folder, text, length, config.texts.window_tokens.get(text))
+            except ValueError as error:
+                raise ValueError(f"{text}: {error}") from error
+
+
+def read(folder: Path, text: str, length: int, window_tokens: int | None) -> Tensor:
+    """A text from its beginning, [N]: what windows of a length take to hold so many tokens, or all."""
+    file = TokenFile(folder / f"{text}.safetensors")
+    stop = len(file) if window_tokens is None else math.ceil(window_tokens / length) * length
+    if max(stop, length) > len(file):
+        raise ValueError(
+            f"length: expected at least {max(stop, length):,} tokens for windows of {length:,}, got {len(file):,}"
+        )
+    return file.read(0, stop)
+
+
+def measure_perplexity(config: PerplexityRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    """Perplexities by text and length; the metrics of the run. Several processes share them."""
+    from accelerate.utils import gather_object
+
+    made_by, started, launched = commit(), time.perf_counter(), processes()
+    model = _model(config, directory).to(launched.device).eval()
+    wanted = [(text, length) for text in config.texts for length in config.lengths]
+    mine = wanted[launched.process_index :: launched.num_processes]
+    found: list[tuple[str, dict[str, Any]]] = []
+    for text, length in mine:
+        tokens = read(_data(directory), text, length, config.texts[text])
+        found.append((text, perplexity(model, tokens, length).as_dict()))
+        watch(Progress(len(found), len(mine), None, len(found) / (time.perf_counter() - started)))
+    everything = gather_object(found)
+    return {
+        "model": config.model,
+        "perplexity": {
+            name: sorted((one for text, one in everything if text == name), key=lambda one: one["length"])
+            for name in config.texts
+        },
+        "seconds": round(time.perf_counter() - started, 1),
+        "commit": made_by,
+    }
+
+
+def ask(config: NeedlesRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    """RULER's questions; the metrics of the run. Several processes share the samples."""
+    made_by, started, launched, asked = commit(), time.perf_counter(), processes(), config.evaluation
+    data = _data(directory)
+    niah = NIAH(load_tokenizer(data / TOKENIZER), read_essays(data / ESSAYS), asked.new_tokens)
+    answer(
+        _model(config, directory).to(launched.device).eval(),
+        niah,
+        tasks=asked.tasks,
+        lengths=asked.lengths,
+        samples=asked.samples,
+        seed=asked.seed,
+        share=(launched.process_index, launched.num_processes),
+        file=directory / f"samples-{launched.process_index}.jsonl",
+        progress=lambda done, of: watch(Progress(done, of, None, done / (time.perf_counter() - started))),
+    )
+    launched.wait_for_everyone()
+    return {
+        "model": config.model,
+        "niah": scores_metrics(answers_of(directory)),
+        "seconds": round(time.perf_counter() - started, 1),
+        "commit": made_by,
+    }
+
+
+def answers_of(directory: Path) -> list[Answered]:
+    """All answers of a run, in the order of their tasks, lengths and numbers."""
+    found = [one for file in sorted(directory.glob("samples-*.jsonl")) for one in read_answers(file)]
+    return sorted({one.key: one for one in found}.values(), key=lambda one: one.key)
+
+
+def _data(directory: Path) -> Path:
+    return directory.parent.parent / "data"
+
+
+def _model(config: PerplexityRun | NeedlesRun, directory: Path) -> Any:
+    if config.model == "gdn_zero":
+        return load_teacher(config.teacher, directory.parent)
+    return load_model(str(directory.parent / {"gdn_ft": CONTROL, "bl": HYBRID}[config.model] / MODEL))

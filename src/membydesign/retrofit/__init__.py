@@ -1,0 +1,43 @@
+"""The paper's retrofit: layers of a pretrained Gated DeltaNet become Bayesian Layers, and learn from it.
+
+`retrofit` makes the student, `phase_a_mask` and `phase_b_mask` say what is trained, `phase_a_losses` and `phase_b_loss`
+what is descended, `PhaseBSchedule` how the parts of it are weighed. `PhaseA` and `PhaseB` are the losses as modules,
+which the training loop (`membydesign.training`) takes.
+"""
+
+from membydesign.retrofit.losses import (
+    Boundary,
+    PhaseALosses,
+    PhaseBLoss,
+    mean_cosine,
+    nmse,
+    phase_a_losses,
+    phase_b_loss,
+    recorded,
+)
+from membydesign.retrofit.masks import freeze, phase_a_mask, phase_b_mask
+from membydesign.retrofit.phases import PhaseA, PhaseB
+from membydesign.retrofit.replace import replaced_layers, retrofit
+from membydesign.retrofit.schedule import PHASE_A, LossWeights, PhaseBSchedule, Stage
+
+__all__ = [
+    "PHASE_A",
+    "Boundary",
+    "LossWeights",
+    "PhaseA",
+    "PhaseALosses",
+    "PhaseB",
+    "PhaseBLoss",
+    "PhaseBSchedule",
+    "Stage",
+    "freeze",
+    "mean_cosine",
+    "nmse",
+    "phase_a_losses",
+    "phase_a_mask",
+    "phase_b_loss",
+    "phase_b_mask",
+    "recorded",
+    "replaced_layers",
+    "retrofit",
+]

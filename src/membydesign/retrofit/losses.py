@@ -1,0 +1,188 @@
+"""What distillation descends: how far a student's layers and predictions are from its teacher's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from membydesign.layers.parameters import wide
+from membydesign.models.token_losses import SLICE, model_inputs, token_divergences
+from membydesign.retrofit.replace import mixer_of, replaced_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from membydesign.models import MemoryForCausalLM
+    from membydesign.models.token_losses import Batch
+    from membydesign.retrofit.schedule import LossWeights
+
+COSINE_WEIGHT = 0.05
+"""Of the cosine in Phase A."""
+
+VARIANCE_FLOOR = 1e-6
+"""Added to the variance that an NMSE is divided by."""
+
+
+class Boundary(NamedTuple):
+    """What went into a sequence layer and what came out, padding left out.
+
+    Attributes:
+        x: its input, behind the block's norm, [B,T,hidden_size].
+        y: its output, before it is added to the residual stream, [B,T,hidden_size].
+        cu_seqlens: boundaries of packed sequences; None for none.
+    """
+
+    x: Tensor
+    y: Tensor
+    cu_seqlens: Tensor | None
+
+
+@contextmanager
+def recorded(model: MemoryForCausalLM, layers: Sequence[int]) -> Iterator[dict[int, Boundary]]:
+    """While it lasts, what goes through the sequence layers at some indices is kept, the latest call of each."""
+    found: dict[int, Boundary] = {}
+
+    def hook_of(i: int) -> Any:
+        def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], out: tuple[Any, ...]) -> None:
+            found[i] = Boundary(given[0], out[0], named.get("cu_seqlens"))
+
+        return hook
+
+    handles = [mixer_of(model, i).register_forward_hook(hook_of(i), with_kwargs=True) for i in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def nmse(y: Tensor, target: Tensor) -> Tensor:
+    r"""$\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$ of each row of a batch, [B].
+
+    Mean and variance are over all entries of all tokens of a row, and the variance is that of the entries themselves
+    (divided by their number), so that predicting their mean costs 1. Rows do not see each other: the mean over a batch
+    is the same however it is spread over processes or cut into parts.
+
+    Args:
+        y: [B,T,hidden_size].
+        target: the teacher's, of the same shape.
+    """
+    y, target = wide(y).flatten(1), wide(target).flatten(1)
+    return (y - target).square().mean(1) / (target.var(1, correction=0) + VARIANCE_FLOOR)
+
+
+def mean_cosine(y: Tensor, target: Tensor) -> Tensor:
+    """The cosine between the outputs for each token, [B,T,hidden_size], averaged over the tokens of each row, [B]."""
+    return F.cosine_similarity(wide(y), wide(target), dim=-1).mean(-1)
+
+
+@dataclass(frozen=True)
+class PhaseALosses:
+    """How far each replaced layer is from its teacher's, for each row of a batch; what is padded or packed is one row.
+
+    Attributes:
+        layers: n indices.
+        nmse: [n,B].
+        cosine: [n,B].
+    """
+
+    layers: tuple[int, ...]
+    nmse: Tensor
+    cosine: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """NMSE + 0.05·(1 − cosine) of each layer, [n,B]."""
+        return self.nmse + COSINE_WEIGHT * (1 - self.cosine)
+
+
+def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch: Batch) -> PhaseALosses:
+    """Phase A: every replaced layer, given what its teacher's layer is given, beside what that makes of it.
+
+    The teacher runs once, without gradients. Each new layer gets the teacher's own input of that layer, so that the
+    layers do not see each other: the sum of their losses has the gradients that each would have alone.
+
+    Args:
+        teacher: a Gated DeltaNet.
+        student: what `retrofit` made of it.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
+    """
+    layers = replaced_layers(teacher, student)
+    with torch.no_grad(), recorded(teacher, layers) as theirs:
+        teacher.model(**model_inputs(batch), use_cache=False)
+    ys = _on_inputs_of(theirs, student)
+    pairs = [(ys[i], theirs[i].y) for i in layers]
+    return PhaseALosses(
+        tuple(layers), torch.stack([nmse(*p) for p in pairs]), torch.stack([mean_cosine(*p) for p in pairs])
+    )
+
+
+@dataclass(frozen=True)
+class PhaseBLoss:
+    """How far a hybrid is from its teacher, for each row of a batch; what is padded or packed is one row.
+
+    Attributes:
+        layers: n indices.
+        weights: of the two parts.
+        kl: KL(teacher ‖ student) of the next token, mean over tokens, [B].
+        nmse: of each replaced layer, [n,B].
+    """
+
+    layers: tuple[int, ...]
+    weights: LossWeights
+    kl: Tensor
+    nmse: Tensor
+
+    @property
+    def losses(self) -> Tensor:
+        """λ_KL·KL + λ_b·(mean NMSE over layers), [B]."""
+        return self.weights.kl * self.kl + self.weights.boundary * self.nmse.mean(0)
+
+
+def phase_b_loss(
+    teacher: MemoryForCausalLM,
+    student: MemoryForCausalLM,
+    batch: Batch,
+    weights: LossWeights,
+    *,
+    matched: Literal["tokens", "layer_inputs"] = "tokens",
+    slice_size: int = SLICE,
+) -> PhaseBLoss:
+    """Phase B: the whole hybrid beside its teacher.
+
+    Args:
+        teacher: a Gated DeltaNet.
+        student: what `retrofit` made of it.
+        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
+        weights: of the step, from `PhaseBSchedule.weights`.
+        matched: what the two have in common where their layers are compared. "tokens": the batch, and each layer's
+            output is that of its own model's forward pass; the loss then also sees, and mends, errors that come from
+            replaced layers below. "layer_inputs": the student's layers run a second time on the teacher's inputs, as
+            in Phase A.
+        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
+    """
+    if matched not in ("tokens", "layer_inputs"):
+        raise ValueError(f'matched: expected "tokens" or "layer_inputs", got {matched!r}')
+    layers, inputs = replaced_layers(teacher, student), model_inputs(batch)
+    with torch.no_grad(), recorded(teacher, layers) as theirs:
+        hidden = teacher.model(**inputs, use_cache=False).last_hidden_state
+    with recorded(student, layers) as own:
+        ours = student.model(**inputs, use_cache=False).last_hidden_state
+    present = inputs.get("attention_mask")
+    if present is not None:
+        hidden, ours = hidden[present.bool()][None], ours[present.bool()][None]
+    heads = teacher.lm_head.weight.detach(), student.lm_head.weight
+    kl = token_divergences(hidden.flatten(0, 1), ours.flatten(0, 1), *heads, slice_size=slice_size)
+    kl = kl.view(hidden.shape[:2]).mean(1)
+    ys = {i: own[i].y for i in layers} if matched == "tokens" else _on_inputs_of(theirs, student)
+    return PhaseBLoss(tuple(layers), weights, kl, torch.stack([nmse(ys[i], theirs[i].y) for i in layers]))
+
+
+def _on_inputs_of(theirs: Mapping[int, Boundary], student: MemoryForCausalLM) -> dict[int, Tensor]:
+    """The outputs of a student's layers on the teacher's inputs."""
+    return {i: mixer_of(student, i)(b.x, cu_seqlens=b.cu_seqlens)[0] for i, b in theirs.items()}
