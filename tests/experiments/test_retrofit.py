@@ -17,7 +17,7 @@ from membydesign.evaluation.niah import TASKS
 from membydesign.evaluation.niah_run import read_answers
 from membydesign.experiments import load, record, retrofit
 from membydesign.experiments.retrofit_claims import PAPER_NIAH, PAPER_PERPLEXITY, claims
-from membydesign.experiments.retrofit_evaluation import MODELS
+from membydesign.experiments.retrofit_evaluation import MODELS, tokens_of
 from membydesign.experiments.retrofit_runs import load_model
 from membydesign.experiments.retrofit_settings import CPU, PAPER, SMOKE, Distillation
 from membydesign.experiments.texts import TextsError
@@ -134,7 +134,7 @@ def test_windows_hold_the_paper_s_tokens():
     for text, wanted in predicted.items():
         there = PAPER.texts.most_tokens[text]
         asked = PAPER.texts.window_tokens.get(text)
-        held = [there if asked is None else math.ceil(asked / length) * length for length in lengths]
+        held = [tokens_of(there, length, asked) for length in lengths]
         assert max(held) <= there
         assert tuple(n // length * (length - 1) for n, length in zip(held, lengths, strict=True)) == wanted
 

@@ -57,7 +57,10 @@ def test_two_processes_give_the_losses_of_one_and_one_goes_on_where_they_stopped
     assert len(alone) == len(found["losses"]) == 20
     assert found["losses"] == pytest.approx(alone, abs=1e-4)
     went_on, at_10 = [], tmp_path / "two" / "at-10"
-    watch = lambda p: went_on.append(p.loss)  # noqa: E731
+
+    def watch(now):
+        went_on.append(now.loss)
+
     train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=at_10, watch=watch)
     assert len(went_on) == 10
     assert found["losses"][:10] + went_on == pytest.approx(alone, abs=1e-4)

@@ -26,6 +26,7 @@ from membydesign.experiments.retrofit_runs import (
     PhaseRun,
     PretrainingRun,
     check_teacher,
+    replicas,
     work,
 )
 from membydesign.experiments.retrofit_settings import PRESETS, Pretraining, RetrofitConfig
@@ -46,6 +47,7 @@ TITLE = "Retrofit: Bayesian Layers distilled into a pretrained Gated DeltaNet"
 
 def run(config: RetrofitConfig, workspace: Workspace) -> Outcome:
     """Train or load the teacher, measure it, distil, train the control, and measure the two."""
+    replicas(config.distillation)  # shards are refused before anything is trained
     with processes().main_process_first():  # the others find everything made
         _prepare(config, workspace)
     if isinstance(config.teacher, Pretraining):

@@ -98,10 +98,15 @@ def check_texts(config: RetrofitConfig, folder: Path) -> None:
                 raise ValueError(f"{text}: {error}") from error
 
 
+def tokens_of(there: int, length: int, window_tokens: int | None) -> int:
+    """How many tokens of a text are read, of those that are there: all, or what it takes to hold so many in windows."""
+    return there if window_tokens is None else math.ceil(window_tokens / length) * length
+
+
 def read(folder: Path, text: str, length: int, window_tokens: int | None) -> Tensor:
     """A text from its beginning, [N]: what windows of a length take to hold so many tokens, or all."""
     file = TokenFile(folder / f"{text}.safetensors")
-    stop = len(file) if window_tokens is None else math.ceil(window_tokens / length) * length
+    stop = tokens_of(len(file), length, window_tokens)
     if max(stop, length) > len(file):
         raise ValueError(
             f"length: expected at least {max(stop, length):,} tokens for windows of {length:,}, got {len(file):,}"

@@ -210,7 +210,7 @@ def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress
 def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
     """Phase A from the teacher, or Phase B from what Phase A made."""
     files, both = _files(directory), config.distillation
-    accelerator = _accelerator(both)
+    accelerator = replicas(both)
     teacher = load_teacher(config.teacher, directory.parent).to(accelerator.device)
     what = config.student
     if config.phase == "a":
@@ -273,7 +273,7 @@ def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]
 def _control(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
     """The teacher itself goes on: same tokens, masks and schedule, and cross-entropy."""
     files, both = _files(directory), config.distillation
-    accelerator = _accelerator(both)
+    accelerator = replicas(both)
     if config.phase == "a":
         model = load_teacher(config.teacher, directory.parent)
         mask = phase_a_mask(model, config.student.layers)
@@ -299,7 +299,7 @@ def _control(config: PhaseRun, directory: Path, watch: Callable[[Progress], None
     return trained, curve, model
 
 
-def _accelerator(both: Distillation) -> Accelerator:
+def replicas(both: Distillation) -> Accelerator:
     """Replicas: the layers of a sharded model cannot be called by themselves."""
     accelerator = make_accelerator(both.precision)
     if sharded(accelerator):

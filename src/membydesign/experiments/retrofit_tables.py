@@ -10,7 +10,7 @@ from membydesign.experiments.record import RecordTable
 from membydesign.experiments.retrofit_claims import is_paper_s
 from membydesign.experiments.retrofit_evaluation import MODELS
 from membydesign.experiments.retrofit_runs import CONTROL, CONTROL_A, HYBRID, PHASE_A, PRETRAINED
-from membydesign.experiments.retrofit_settings import CHECKPOINT, PAPER, Pretraining
+from membydesign.experiments.retrofit_settings import PAPER, Pretraining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,8 +123,8 @@ def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
         )
     elif is_paper_s(config):
         found.append(
-            f"{config.teacher} was taken for {CHECKPOINT} if its cross-entropy on held-out SlimPajama is the paper's; "
-            "only then are its numbers compared."
+            f"The teacher is what {config.teacher} holds. The paper's numbers are compared only if its cross-entropy "
+            "on held-out SlimPajama is the paper's, too."
         )
     return found
 
