@@ -96,7 +96,27 @@ class TestTraining:
         assert json.loads((tmp_path / "t" / "trained_on.json").read_text())["vocab_size"] == 260
         assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
+    def test_numbers_in_groups_of_three(self, tmp_path):
+        texts = Texts.of("some words and some words again", "and 12345 again")
+        made = train_tokenizer(texts, 257 + 1100 + 5, tmp_path / "t", digits=3)
+        assert vocabulary_size(made) == 257 + 1100 + 5
+        encode = encoder(made)
+        for size in (1, 2, 3):
+            assert all(len(ids) == 1 for ids in encode([f"{n:0{size}d}" for n in range(10**size)]))
+        for text, tokens in {
+            "7007071": ["700", "707", "1"],
+            "10042": ["100", "42"],
+            "a1b2345": ["a", "1", "b", "234", "5"],
+        }.items():
+            assert made.tokenize(text) == tokens
+            assert made.decode(encode([text])[0]) == text
+        assert len(encoder(train_tokenizer(texts, 262, tmp_path / "t"))(["7007071"])[0]) == 7, "the rule is part of it"
+
     def test_mistakes(self, tmp_path):
+        with pytest.raises(ValueError, match="^digits: expected one of 1, 3, got 2"):
+            train_tokenizer(PythonHelp(), 2048, tmp_path / "t", digits=2)
+        with pytest.raises(ValueError, match="^vocab_size: expected a whole number of at least 1357, got 512"):
+            train_tokenizer(PythonHelp(), 512, tmp_path / "t", digits=3)
         with pytest.raises(ValueError, match="^vocab_size: expected a whole number of at least 257, got 256"):
             train_tokenizer(PythonHelp(), 256, tmp_path / "t")
         with pytest.raises(ValueError, match="^vocab_size: expected at most 258, .* got 300"):

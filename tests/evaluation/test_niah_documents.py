@@ -26,25 +26,36 @@ def documents():
 def test_answers_are_what_the_needles_say(documents):
     kinds = Counter()
     for document in documents:
-        context, question, *_ = document.rsplit("\n", 1)
-        found = NEEDLE.findall(context + "\n")
-        answer = ANSWER.search(question)
-        assert answer is not None
-        keys, values = answer.groups()
+        lines = document.split("\n")
+        start = next(i for i, line in enumerate(lines) if line.startswith("What "))
+        found = NEEDLE.findall("\n".join(lines[:start]) + "\n")
         hidden: dict[str, list[str]] = {}
         for _, key, value in found:
             hidden.setdefault(key, []).append(value)
-        assert listed(values) == [value for key in listed(keys) for value in hidden[key]], document
-        kinds[len(found), len(listed(values)), found[0][0]] += 1
+        told = []
+        for question in lines[start:]:
+            answer = ANSWER.search(question)
+            assert answer is not None
+            keys, values = map(listed, answer.groups())
+            assert values == [value for key in keys for value in hidden[key]], document
+            assert ("What is the" in question) == (len(values) == 1)
+            told.append(keys)
+        first, *others = told
+        kinds[len(found), sum(len(hidden[key]) for key in first), found[0][0]] += 1
+        if len(hidden) > 1:  # every key alone, and once
+            alone = others + ([first] if len(first) == 1 else [])
+            assert sorted(alone) == sorted([key] for key in hidden)
+        else:
+            assert not others
     # single 1 and 2, single 3, multikey, multivalue, multiquery
     assert set(kinds) == {(1, 1, "numbers"), (1, 1, "uuids"), (4, 1, "numbers"), (4, 4, "numbers")}
     assert all(300 / len(TASKS) * 0.6 < n for n in kinds.values())
 
 
 def test_haystacks_are_short_more_often_than_long(documents):
-    lengths = sorted(len(document.split()) for document in documents)
+    lengths = sorted(len(document.partition("\nWhat ")[0].split()) for document in documents)
     assert lengths[150] - lengths[0] < 0.6 * (lengths[-1] - lengths[150])
-    assert lengths[-1] < 250 + 120
+    assert lengths[-1] < 250 + 80
 
 
 def test_a_document_does_not_depend_on_how_many_there_are(documents):

@@ -13,18 +13,21 @@ import torch
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
+from membydesign.data.token_files import TokenFile, pack
+from membydesign.data.windows import Windows
 from membydesign.evaluation.niah import TASKS
 from membydesign.evaluation.niah_run import read_answers
 from membydesign.experiments import load, record, retrofit
 from membydesign.experiments.retrofit_claims import PAPER_NIAH, PAPER_PERPLEXITY, claims
 from membydesign.experiments.retrofit_evaluation import MODELS, tokens_of
-from membydesign.experiments.retrofit_runs import load_model
-from membydesign.experiments.retrofit_settings import CPU, PAPER, SMOKE, Distillation
+from membydesign.experiments.retrofit_runs import load_model, pretraining_batches
+from membydesign.experiments.retrofit_settings import CPU, PAPER, SMOKE, Distillation, Pretraining
 from membydesign.experiments.texts import TextsError
 from membydesign.experiments.workspace import Workspace
 from membydesign.layers import GatedDeltaNet, MemoryLayer
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 from membydesign.retrofit import PhaseBSchedule, Stage
+from text_problem import Texts, help_tokenizer
 from tiny_tokenizers import words_tokenizer
 
 RUNS = ("pretraining", "phase_a", "control_a", "phase_b", "control_b")
@@ -68,6 +71,22 @@ def test_every_window_comes_once(both: Distillation):
             at += count
     assert at * both.window == both.phase_a.tokens + both.phase_b.tokens
     assert at * both.window <= PAPER.texts.most_tokens["train"]
+
+
+def test_pretraining_begins_with_drills(tmp_path):
+    words = help_tokenizer(tmp_path, 300)
+    bos = words.bos_token_id
+    for name, letter in {"train": "a", "drills": "b"}.items():
+        pack(Texts.of(*[letter * 40] * 8), words, tmp_path / f"{name}.safetensors")
+    files = {name: TokenFile(tmp_path / f"{name}.safetensors") for name in ("train", "drills")}
+    assert isinstance(SMOKE.teacher, Pretraining)
+    made = replace(SMOKE.teacher, drill_steps=2, window=10, train=replace(SMOKE.teacher.train, batch_size=3))
+    batch = pretraining_batches(made, files)
+    seen = ["".join(words.decode(t) for t in batch(step)["input_ids"].flatten() if t != bos) for step in range(4)]
+    assert [set(text) for text in seen] == [{"b"}, {"b"}, {"a"}, {"a"}]
+    assert batch(2)["input_ids"].equal(Windows(files["train"], 10, made.seed).batch(0, 3))
+    with pytest.raises(ValueError, match=r"drill_steps: expected some if and only if there are drills, got 0 and"):
+        replace(SMOKE, teacher=replace(SMOKE.teacher, drill_steps=0))
 
 
 def test_steps_that_are_no_windows_are_refused():

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from membydesign.data.mqar import check_whole
@@ -25,8 +26,8 @@ BOS = "<|bos|>"
 
 BYTES = 256
 
-DIGITS = "single tokens"
-"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have not this rule."""
+DIGITS = {1: "single tokens", 3: "groups of three"}
+"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have no such rule."""
 
 TRAINED_ON = "trained_on.json"
 """Beside a tokenizer that was trained here: on what, and with how many tokens."""
@@ -50,8 +51,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrainedTokenizerBase:
-    r"""A byte-level BPE, as GPT-2's but with every digit by itself, trained on a corpus; `AutoTokenizer` loads it.
+def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, digits: int = 1) -> PreTrainedTokenizerBase:
+    r"""A byte-level BPE, as GPT-2's but with a rule for numbers, trained on a corpus; `AutoTokenizer` loads it.
 
     The same text gives the same tokenizer, on however many threads. A folder that already has a tokenizer of this
     corpus and size is loaded; one of another corpus or size, or with another rule for digits, is replaced, and one from
@@ -64,31 +65,38 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
         corpus: the training split; never the text that is tested on.
         vocab_size: V: 256 bytes, BOS, and what is merged.
         folder: of the tokenizer.
+        digits: of which a token has at most so many. With 1 every digit is by itself. With 3 numbers are cut from the
+            left into groups of three, as Llama 3 does, and each of the 1,110 groups is a token, however rare it is.
     """
-    check_whole("vocab_size", vocab_size, BYTES + 1)
+    if digits not in DIGITS:
+        raise ValueError(f"digits: expected one of {', '.join(map(str, DIGITS))}, got {digits!r}")
+    groups = ["".join(each) for size in range(2, digits + 1) for each in product("0123456789", repeat=size)]
+    check_whole("vocab_size", vocab_size, BYTES + 1 + len(groups))
     tokenizers, transformers = need("tokenizers", "training a tokenizer"), need("transformers", "a tokenizer")
-    asked = {"vocab_size": vocab_size, "digits": DIGITS, "corpus": corpus.describe()}
+    asked = {"vocab_size": vocab_size, "digits": DIGITS[digits], "corpus": corpus.describe()}
     if _trained_on(folder) == asked:
         return load_tokenizer(folder)
 
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    single = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, byte_level])
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([single, byte_level])
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=vocab_size - len(groups),
         min_frequency=2,
         special_tokens=[BOS],
         initial_alphabet=byte_level.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus.documents(), trainer)
-    if tokenizer.get_vocab_size() < vocab_size:
+    most = tokenizer.get_vocab_size() + len(groups)
+    if most < vocab_size:
         raise ValueError(
-            f"vocab_size: expected at most {tokenizer.get_vocab_size()}, which is all that repeats in this text, "
-            f"got {vocab_size}"
+            f"vocab_size: expected at most {most}, which is all that repeats in this text, got {vocab_size}"
         )
+    if groups:
+        tokenizer = _with_groups(tokenizer, groups)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )
@@ -97,6 +105,19 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path) -> PreTrained
     )
     _save(wrapped, folder, asked)
     return load_tokenizer(folder)
+
+
+def _with_groups(tokenizer: Any, groups: list[str]) -> Any:
+    """The same tokenizer with tokens for groups of digits, into which numbers are cut from the left."""
+    state, longest = json.loads(tokenizer.to_str()), len(groups[-1])
+    vocabulary, merges = state["model"]["vocab"], state["model"]["merges"]
+    for group in groups:
+        vocabulary[group] = len(vocabulary)
+        # Pairs are merged by rank, 00 before 70: 700 must be found from 70 and 0 as well as from 7 and 00.
+        merges += [[group[:cut], group[cut:]] for cut in range(1, len(group))]
+    cut = {"type": "Split", "pattern": {"Regex": f"[0-9]{{1,{longest}}}"}, "behavior": "Isolated", "invert": False}
+    state["pre_tokenizer"]["pretokenizers"][0] = cut
+    return type(tokenizer).from_str(json.dumps(state))
 
 
 def _trained_on(folder: Path) -> dict[str, Any] | None:

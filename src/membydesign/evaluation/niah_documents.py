@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from membydesign.data.mqar import check_whole
+from membydesign.data.repeats import check_words, draw_words
 from membydesign.data.seeds import generator
 from membydesign.data.text import Corpus
 from membydesign.evaluation.niah import TASKS, Hidden, listed
@@ -32,9 +33,10 @@ class NeedleText(Corpus):
     """RULER's questions with their answers, each about a stretch of text from anywhere in a corpus.
 
     All six tasks come equally often. Haystacks are short more often than long: the logarithms of their lengths are
-    uniform. Values of one key are told in the order in which they stand, others in the order
-    of the question. Random numbers are of a stream of their own: no evaluation has the same questions, though keys are
-    of the same words.
+    uniform. Values of one key are told in the order in which they stand, others in the order of the question. Where
+    several keys are hidden, each that was not asked for alone is asked for once more, alone: the more answers a
+    document has, the sooner they are learned. Random numbers are of a stream of their own: no evaluation has the same
+    questions, though keys are of the same words.
 
     Attributes:
         corpus: where haystacks come from.
@@ -57,9 +59,7 @@ class NeedleText(Corpus):
     def __post_init__(self) -> None:
         check_whole("count", self.count, 1)
         check_whole("seed", self.seed, 0)
-        least, most = self.words
-        if not 1 <= least <= most:
-            raise ValueError(f"words: expected the fewest and the most, from 1 on, got {self.words}")
+        check_words(self.words)
 
     def describe(self) -> dict[str, Any]:
         """How many of what, and the text that they are about."""
@@ -81,13 +81,12 @@ class NeedleText(Corpus):
             source = generator(*stream, "haystack")
             task = tasks[int(torch.randint(len(tasks), (), generator=source))]
             haystack, units = self._haystack(task, texts, ends, source)
-            yield told(Hidden.drawn(task, stream).pose(haystack, units))
+            posed = Hidden.drawn(task, stream).pose(haystack, units)
+            yield "\n".join([told(posed), *_more(posed, task, generator(*stream, "more"))])
 
     def _haystack(self, task: Task, texts: list[str], ends: list[int], source: Generator) -> tuple[Haystack, int]:
         """A haystack, and how many units of it are taken."""
-        least, most = self.words
-        drawn = torch.rand((), generator=source, dtype=torch.float64).item()
-        words = round(least * (most / least) ** drawn)
+        words = draw_words(self.words, source)
         if task.haystack == "noise":
             noise = Noise()
             return noise, max(task.needles, round(words / len(noise.text(0, 1).split())))
@@ -96,6 +95,15 @@ class NeedleText(Corpus):
         start = place - (ends[number] - len(texts[number]))
         stretch = texts[number][start : start + LETTERS_OF_A_WORD * words].split()[1 : words + 1]
         return Essays(" ".join(stretch or ["…"])), max(1, len(stretch))
+
+
+def _more(posed: Posed, task: Task, source: Generator) -> Iterator[str]:
+    """Questions for one key each, with their answers, in any order."""
+    alone = posed.asked if len(posed.asked) == 1 else ()
+    others = [needle for needle in posed.needles if task.keys > 1 and needle not in alone]
+    for place in torch.randperm(len(others), generator=source).tolist():
+        question, prefix = replace(task, queries=1).prompt("", others[place].key)
+        yield f"{question.splitlines()[-1]}{prefix} {others[place].value}."
 
 
 def told(posed: Posed) -> str:

@@ -21,6 +21,7 @@ from membydesign.experiments.retrofit_figures import plot
 from membydesign.experiments.retrofit_runs import (
     CONTROL,
     CONTROL_A,
+    DRILLS,
     HYBRID,
     PHASE_A,
     PhaseRun,
@@ -102,12 +103,14 @@ def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
     assert tokenizer is not None  # as the settings make sure
     with refused():
         essays = _essays(texts.essays, workspace.data)
-    words = prepare_tokenizer(tokenizer, texts.words, workspace)
+    words = prepare_tokenizer(tokenizer, texts.words, workspace, texts.digits)
     if isinstance(config.teacher, str):
         check_teacher(config.teacher, config.student, words)
     with refused():
         evaluation.check(config, words, essays)
     named = {"train": texts.train, "validation": texts.validation, **texts.perplexity}
+    if texts.drills:
+        named[DRILLS] = texts.drills
     parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
     folder = prepare_parts(parts, words, workspace)
     write_text(folder / ESSAYS, " ".join(essays.words))

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 MODEL = "model"
 """The folder of a run's model."""
 
+DRILLS = "drills"
+"""The token file with which pretraining begins."""
+
 PRETRAINED, PHASE_A, HYBRID, CONTROL_A, CONTROL = "pretraining", "phase_a", "phase_b", "control_a", "control_b"
 """Names of runs."""
 
@@ -171,6 +174,19 @@ def work(config: PretrainingRun | PhaseRun, directory: Path, watch: Callable[[Pr
     }
 
 
+def pretraining_batches(made: Pretraining, files: dict[str, TokenFile]) -> Callable[[int], dict[str, Tensor]]:
+    """The batch of every step: first windows of the drills, then of the text."""
+    sources = [(Windows(files["train"], made.window, made.seed), made.drill_steps)]
+    if made.drill_steps:
+        sources.append((Windows(files[DRILLS], made.window, made.seed), 0))
+
+    def batch(step: int) -> dict[str, Tensor]:
+        windows, start = next(each for each in sources if step >= each[1])
+        return {"input_ids": windows.batch(step - start, made.train.batch_size)}
+
+    return batch
+
+
 Result = tuple[Trained, dict[str, Any], MemoryForCausalLM]
 
 
@@ -192,10 +208,10 @@ def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress
             eos_token_id=between,
         )
     )
-    windows = Windows(files["train"], made.window, made.seed)
+    model.model.embeddings.weight.data.mul_(made.embedding_range / made.initializer_range)
     trained, curve = train_in_stages(
         NextToken(model),
-        lambda step: {"input_ids": windows.batch(step, made.train.batch_size)},
+        pretraining_batches(made, files),
         all_losses,
         made.train,
         milestones=_milestones(made.train.steps),
@@ -309,7 +325,8 @@ def replicas(both: Distillation) -> Accelerator:
 
 def _files(directory: Path) -> dict[str, TokenFile]:
     folder = directory.parent.parent / "data"
-    return {name: TokenFile(folder / f"{name}.safetensors") for name in ("train", "validation")}
+    found = {name: folder / f"{name}.safetensors" for name in ("train", "validation", DRILLS)}
+    return {name: TokenFile(path) for name, path in found.items() if path.exists()}
 
 
 def _milestones(steps: int) -> list[int]:

@@ -27,8 +27,10 @@ class Pretraining:
         head_dim: D of keys and of values; the width is H·D.
         train: optimiser and schedule; its batches are windows.
         window: L, tokens.
+        drill_steps: the first so many steps are on `RetrofitTexts.drills`.
         initializer_range: standard deviation of starting weights. Small models that start with larger ones learn to
             recall sooner (docs/mqar.md).
+        embedding_range: that of embeddings.
         seed: of weights and of the order of windows.
     """
 
@@ -37,7 +39,9 @@ class Pretraining:
     head_dim: int
     train: TrainSettings
     window: int
+    drill_steps: int = 0
     initializer_range: float = 0.02
+    embedding_range: float = 0.02
     seed: int = 0
 
 
@@ -47,9 +51,11 @@ class RetrofitTexts:
 
     Attributes:
         train: for pretraining, if there is any, and for both phases.
+        drills: what pretraining begins with, see `Pretraining.drill_steps`.
         validation: on which training is followed.
         perplexity: on which models are compared, by what tables call it.
         vocabulary: tokens of a teacher that is trained here, learned from `words`. A checkpoint has its own tokenizer.
+        digits: of a token of that vocabulary, at most; see `train_tokenizer`.
         words: the text of such a vocabulary.
         essays: the haystack of RULER: "embedded", or a file or folder below the one that `--data` names.
         most_tokens: where a text ends even if there is more; of those that are not named, all is taken.
@@ -60,7 +66,9 @@ class RetrofitTexts:
     train: tuple[str, ...]
     validation: tuple[str, ...]
     perplexity: dict[str, tuple[str, ...]]
+    drills: tuple[str, ...] = ()
     vocabulary: int | None = None
+    digits: int = 1
     words: tuple[str, ...] = ()
     essays: str = "embedded"
     most_tokens: dict[str, int] = field(default_factory=dict)
@@ -205,6 +213,11 @@ class RetrofitConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.teacher, str) and self.texts.vocabulary is None:
             raise ValueError("vocabulary: expected a size for a teacher that is trained here, got none")
+        if isinstance(self.teacher, Pretraining) and bool(self.teacher.drill_steps) != bool(self.texts.drills):
+            raise ValueError(
+                f"drill_steps: expected some if and only if there are drills, got {self.teacher.drill_steps} and "
+                f"{self.texts.drills}"
+            )
 
     @property
     def tokenizer(self) -> str | int | None:
@@ -216,38 +229,41 @@ PAPER = RetrofitConfig()
 
 CPU = RetrofitConfig(
     teacher=Pretraining(
-        layers=6,
+        layers=4,
         num_heads=4,
         head_dim=32,
         train=TrainSettings(
-            steps=4000,
-            batch_size=16,
-            learning_rate=3e-3,
+            steps=3000,
+            batch_size=8,
+            learning_rate=1e-2,
             betas=(0.9, 0.95),
             weight_decay=0.01,
-            warmup=200,
+            warmup=100,
             final_fraction=0.1,
         ),
         window=512,
-        initializer_range=0.1,
+        drill_steps=300,
+        initializer_range=2 * 128**-0.5,
     ),
     texts=RetrofitTexts(
-        train=("gutenberg/train", "needles:60000:gutenberg/train"),
+        train=("gutenberg/train", "needles:50000:gutenberg/train", "repeats:40000:2-60:gutenberg/train"),
         validation=("gutenberg/validation",),
         perplexity={
             "wikitext-103": ("wikitext-103/wiki.test.tokens",),
             "books": ("gutenberg/validation",),
         },
+        drills=("repeats:30000:2-6:gutenberg/train",),
         vocabulary=4096,
+        digits=3,
         words=("gutenberg/train", "needles:4000:gutenberg/train"),
         essays="PaulGrahamEssays.json",
         most_tokens={"books": 500_000},
     ),
-    student=Student((2, 5), start="teacher"),
+    student=Student((1, 3), start="teacher"),
     distillation=Distillation(
         window=512,
-        phase_a=Stage(300 * 8192, 8192),
-        phase_b=PhaseBSchedule(Stage(300 * 8192, 8192), Stage(150 * 16384, 16384)),
+        phase_a=Stage(200 * 8192, 8192),
+        phase_b=PhaseBSchedule(Stage(200 * 8192, 8192), Stage(100 * 16384, 16384)),
         precision="fp32",
         rows_at_a_time=None,
         seed=1,
@@ -264,11 +280,13 @@ SMOKE = replace(
         head_dim=8,
         train=TrainSettings(steps=4, batch_size=4, learning_rate=3e-3, warmup=1, final_fraction=0.1),
         window=256,
+        drill_steps=1,
     ),
     texts=RetrofitTexts(
         train=("python-help:train", "needles:50:python-help:train"),
         validation=("python-help:validation",),
         perplexity={"python-help": ("python-help:validation",)},
+        drills=("repeats:20:2-6:python-help:train",),
         vocabulary=512,
         words=("python-help:train",),
     ),

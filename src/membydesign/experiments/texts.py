@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from membydesign.data.bigrams import Bigrams, count_bigrams
+from membydesign.data.repeats import RepeatedWords
 from membydesign.data.text import Corpus, HubText, JoinedText, PythonHelp
 from membydesign.data.text_files import TextFiles
 from membydesign.data.token_files import TokenFile, pack
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from membydesign.experiments.workspace import Workspace
 
-PYTHON_HELP, HUB, NEEDLES = "python-help:", "hub:", "needles:"
+PYTHON_HELP, HUB, NEEDLES, REPEATS = "python-help:", "hub:", "needles:", "repeats:"
 SPLITS = ("train", "validation", "held_out")
 TOKENIZER = "tokenizer"
 """The folder of the tokenizer beside the token files."""
@@ -36,7 +37,8 @@ class Texts:
     """What is read, by name, so that settings do not depend on whose machine they are on.
 
     A name is `python-help:SPLIT`, `hub:DATASET:CONFIG:SPLIT`, `needles:COUNT:NAME` for so many questions about the text
-    of that name (see `NeedleText`), or a file or folder below the one that `--data` names.
+    of that name (see `NeedleText`), `repeats:COUNT:LEAST-MOST:NAME` for so many lists of as many of its words (see
+    `RepeatedWords`), or a file or folder below the one that `--data` names.
 
     Attributes:
         train: trained on, one after another.
@@ -89,6 +91,10 @@ def _one(name: str, data: Path | None) -> Corpus:
     if f"{kind}:" == NEEDLES:
         count, _, about = rest.partition(":")
         return NeedleText(_one(about, data), int(count))
+    if f"{kind}:" == REPEATS:
+        count, words, about = rest.split(":", 2)
+        least, most = words.split("-")
+        return RepeatedWords(_one(about, data), int(count), (int(least), int(most)))
     if data is None:
         raise ValueError(f"data: expected the folder that holds {name} (mbd reproduce … --data FOLDER), got none")
     return TextFiles(data / name)
@@ -108,7 +114,7 @@ def refused() -> Iterator[None]:
 
 
 def prepare_tokenizer(
-    tokenizer: str | int, learned_from: tuple[str, ...], workspace: Workspace
+    tokenizer: str | int, learned_from: tuple[str, ...], workspace: Workspace, digits: int = 1
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of an experiment, which is kept beside its token files.
 
@@ -116,6 +122,7 @@ def prepare_tokenizer(
         tokenizer: a name on the Hub, a folder, or the size of a vocabulary.
         learned_from: the text of such a vocabulary.
         workspace: of the experiment.
+        digits: of a token of such a vocabulary, at most.
 
     Raises:
         TextsError: if it cannot be had.
@@ -124,7 +131,7 @@ def prepare_tokenizer(
     workspace.stage("tokenizer")
     with refused():
         if isinstance(tokenizer, int):
-            return train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder)
+            return train_tokenizer(corpus_of(learned_from, workspace.data), tokenizer, folder, digits)
         words = load_tokenizer(tokenizer)
         words.save_pretrained(folder)
     return words
