@@ -120,12 +120,12 @@ def _block(tested: Sequence[Entry]) -> tuple[Any, str]:
 
 def _update(tested: Sequence[Entry]) -> tuple[Any, str]:
     shown = _at_widest(tested)
-    drawing, (left, right) = figure(1, 2, width=10, height=3.6)
+    drawing, (left, right) = figure(1, 2, width=11, height=3.8)
     _bars(left, shown)
-    left.set_title("(a)", loc="left", pad=24)
+    left.set_title("(a)", loc="left", pad=42)
     _over(right, shown, by_rewrites, "rewrites of the key asked for")
     most = max(map(int, shown[0]["test"]["by_pairs"]))
-    right.set_title(f"(b)  D = {most} pairs", loc="left", pad=24)
+    right.set_title(f"(b)  D = {most} pairs", loc="left", pad=42)
     _beside(right)
     caption = (
         "Update-MQAR: test accuracy (a) of keys that were written once, of keys that were rewritten, and of all, and "
@@ -157,9 +157,9 @@ def _bars(axis: Any, shown: Sequence[Entry], width: float = 0.38) -> None:
     axis.plot([], [], ls="", marker="D", ms=5, mfc="white", mec="0.1", label="all (paper, its own sequences)")
     names = [entry["title"].partition(", ") for entry in shown]
     axis.set_xticks(range(len(shown)), ["\n".join((*name.split(), *filter(None, [rest]))) for name, _, rest in names])
-    axis.tick_params(axis="x", length=0, labelsize=8)
+    axis.tick_params(axis="x", length=0, labelsize=7)
     _per_cent(axis)
-    axis.legend(loc="lower left", fontsize=8, ncols=4, bbox_to_anchor=(-0.02, 1.0), columnspacing=1, handlelength=1.2)
+    axis.legend(loc="lower left", fontsize=8, ncols=2, bbox_to_anchor=(-0.02, 1.03), columnspacing=1, handlelength=1.2)
 
 
 def _curves(tested: Sequence[Entry]) -> tuple[Any, str]:
