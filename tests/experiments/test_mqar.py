@@ -11,7 +11,7 @@ from membydesign.experiments import load, mqar, record
 from membydesign.experiments import mqar_paper as paper
 from membydesign.experiments.mqar_models import ARMS
 from membydesign.experiments.mqar_results import choose, compare, entries, mean
-from membydesign.experiments.mqar_settings import CPU, PAPER, SMOKE, VARIANTS, MQARConfig
+from membydesign.experiments.mqar_settings import CPU, CPU_LONG, PAPER, SMOKE, VARIANTS, MQARConfig
 from membydesign.experiments.mqar_tables import notes, tables
 from membydesign.experiments.workspace import Workspace
 
@@ -109,7 +109,7 @@ def test_smaller_learning_rates_are_tried_while_they_are_better():
 
 def test_it_is_registered():
     assert load("mqar").TITLE == mqar.TITLE
-    assert list(load("mqar").PRESETS) == ["smoke", "cpu", "paper"]
+    assert list(load("mqar").PRESETS) == ["smoke", "cpu", "cpu-long", "paper"]
 
 
 def test_the_paper_s_settings_to_the_letter():
@@ -144,6 +144,14 @@ def test_cpu_has_the_paper_s_models_vocabulary_and_grids_and_short_sequences():
         config = replace(CPU, variant=variant)
         assert config.share_of_paper < 1
         assert {run.warmup for run in every(config)} == {config.steps // 10}
+
+
+def test_cpu_long_has_the_paper_s_sequences():
+    for variant in VARIANTS:
+        long, short, theirs = (getattr(preset, variant) for preset in (CPU_LONG, CPU, PAPER))
+        assert long.kinds == theirs.kinds != short.kinds
+        assert set(long.arms) < set(short.arms)
+        assert replace(CPU_LONG, variant=variant).share_of_paper == replace(CPU, variant=variant).share_of_paper
 
 
 def test_seeds_are_runs_of_their_own():

@@ -1,4 +1,4 @@
-"""Settings of the MQAR experiment: three variants, and three presets of each."""
+"""Settings of the MQAR experiment: three variants, and four presets of each."""
 
 from __future__ import annotations
 
@@ -183,6 +183,22 @@ CPU = replace(
 of its training: all models spend hundreds of steps before any recall emerges. Few steps ask for large learning rates,
 so that 3e-3 and 1e-2 are in every grid."""
 
+_FOUR = ("bayesian_layer", "gated_deltanet", "gated_deltanet_no_conv", "mamba2")
+
+
+def _long(task: Task, kinds: tuple[MQAR, ...]) -> Task:
+    return replace(task, kinds=kinds, learning_rates=(5e-3, 1e-2), arms=_FOUR)
+
+
+CPU_LONG = replace(
+    CPU,
+    base=_long(CPU.base, PAPER.base.kinds),
+    update=_long(CPU.update, PAPER.update.kinds),
+    block=_long(CPU.block, PAPER.block.kinds),
+)
+"""As `CPU`, with all lengths and numbers of pairs of the paper, so that memories are asked to keep much more. Only of
+models that learn to recall within so few steps, with the learning rates at which they do."""
+
 
 def _smoke(task: Task, mixture: Mixture, arms: tuple[str, ...], learning_rates: tuple[float, ...] = (1e-2,)) -> Task:
     return replace(
@@ -214,4 +230,4 @@ SMOKE = replace(
 )
 """Shows that everything works, and means nothing else."""
 
-PRESETS = {"smoke": SMOKE, "cpu": CPU, "paper": PAPER}
+PRESETS = {"smoke": SMOKE, "cpu": CPU, "cpu-long": CPU_LONG, "paper": PAPER}
