@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
-from membydesign.data.mqar import check_whole
+from membydesign.data.made import MadeText
 from membydesign.data.seeds import generator
-from membydesign.data.text import Corpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Generator
 
 NUMBERS = 0.25
 """The share of numbers among the words of a list."""
@@ -26,22 +23,9 @@ TIMES = (2, 4)
 """How often a list is said, at least and at most."""
 
 
-def check_words(words: tuple[int, int]) -> None:
-    """Refuse what is no fewest and most number of words."""
-    least, most = words
-    if not 1 <= least <= most:
-        raise ValueError(f"words: expected the fewest and the most, from 1 on, got {words}")
-
-
-def draw_words(words: tuple[int, int], source: Generator) -> int:
-    """How many words, from the fewest to the most: the logarithm is uniform, so that few are likelier than many."""
-    least, most = words
-    return round(least * (most / least) ** torch.rand((), generator=source, dtype=torch.float64).item())
-
-
 @final
 @dataclass(frozen=True)
-class RepeatedWords(Corpus):
+class RepeatedWords(MadeText):
     """Lists of words at random, each said two, three or four times.
 
     Nothing but memory tells what comes next in a list that is said again. Short lists ask for few tokens that are not
@@ -62,32 +46,15 @@ class RepeatedWords(Corpus):
         True
     """
 
-    corpus: Corpus
-    count: int
+    kind: ClassVar[str] = "repeated words"
     words: tuple[int, int] = (2, 60)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("count", self.count, 1)
-        check_whole("seed", self.seed, 0)
-        check_words(self.words)
-
-    def describe(self) -> dict[str, Any]:
-        """How many of what, and where words come from."""
-        return {
-            "kind": "repeated words",
-            "count": self.count,
-            "words": list(self.words),
-            "seed": self.seed,
-            "of": self.corpus.describe(),
-        }
 
     def documents(self) -> Iterator[str]:
         """The documents, each the same whatever the count."""
         known = sorted({word for text in self.corpus.documents() for word in text.split()})
         for index in range(self.count):
             source = generator("repeated words", self.seed, index)
-            length = draw_words(self.words, source)
+            length = self.draw_words(source)
             words = torch.randint(len(known), (length,), generator=source).tolist()
             sizes = torch.randint(1, DIGITS + 1, (length,), generator=source).tolist()
             numbers = torch.rand(length, generator=source, dtype=torch.float64).tolist()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
-from membydesign.data.mqar import check_whole
-from membydesign.data.repeats import check_words, draw_words
+from membydesign.data.made import MadeText
 from membydesign.data.seeds import generator
-from membydesign.data.text import Corpus
 from membydesign.evaluation.niah import TASKS, Hidden, listed
 from membydesign.evaluation.niah_haystack import Essays, Noise
 
@@ -29,7 +27,7 @@ LETTERS_OF_A_WORD = 16
 
 @final
 @dataclass(frozen=True)
-class NeedleText(Corpus):
+class NeedleText(MadeText):
     """RULER's questions with their answers, each about a stretch of text from anywhere in a corpus.
 
     All six tasks come equally often. Haystacks are short more often than long: the logarithms of their lengths are
@@ -51,25 +49,8 @@ class NeedleText(Corpus):
         '6009150, 1368153, 8375392, and 1031325.'
     """
 
-    corpus: Corpus
-    count: int
+    kind: ClassVar[str] = "needles, every key asked for"
     words: tuple[int, int] = (5, 250)
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_whole("count", self.count, 1)
-        check_whole("seed", self.seed, 0)
-        check_words(self.words)
-
-    def describe(self) -> dict[str, Any]:
-        """How many of what, and the text that they are about."""
-        return {
-            "kind": "needles",
-            "count": self.count,
-            "words": list(self.words),
-            "seed": self.seed,
-            "of": self.corpus.describe(),
-        }
 
     def documents(self) -> Iterator[str]:
         """The documents, each the same whatever the count."""
@@ -86,7 +67,7 @@ class NeedleText(Corpus):
 
     def _haystack(self, task: Task, texts: list[str], ends: list[int], source: Generator) -> tuple[Haystack, int]:
         """A haystack, and how many units of it are taken."""
-        words = draw_words(self.words, source)
+        words = self.draw_words(source)
         if task.haystack == "noise":
             noise = Noise()
             return noise, max(task.needles, round(words / len(noise.text(0, 1).split())))

@@ -191,7 +191,8 @@ Result = tuple[Trained, dict[str, Any], MemoryForCausalLM]
 
 
 def _pretrain(config: PretrainingRun, directory: Path, watch: Callable[[Progress], None]) -> Result:
-    made, files = config.teacher, _files(directory)
+    made = config.teacher
+    files = _files(directory, *([DRILLS] if made.drill_steps else []))
     between = bos_of(load_tokenizer(directory.parent.parent / "data" / TOKENIZER))  # documents, so that it ends them
     torch.manual_seed(made.seed)
     model = MemoryForCausalLM(
@@ -323,10 +324,9 @@ def replicas(both: Distillation) -> Accelerator:
     return accelerator
 
 
-def _files(directory: Path) -> dict[str, TokenFile]:
+def _files(directory: Path, *more: str) -> dict[str, TokenFile]:
     folder = directory.parent.parent / "data"
-    found = {name: folder / f"{name}.safetensors" for name in ("train", "validation", DRILLS)}
-    return {name: TokenFile(path) for name, path in found.items() if path.exists()}
+    return {name: TokenFile(folder / f"{name}.safetensors") for name in ("train", "validation", *more)}
 
 
 def _milestones(steps: int) -> list[int]:
