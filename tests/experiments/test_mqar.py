@@ -131,10 +131,12 @@ def test_the_paper_s_settings_to_the_letter():
         assert {run.train.steps for run in runs} == {config.steps}
 
 
-def test_cpu_has_the_paper_s_models_vocabulary_and_grids_and_short_sequences():
+def test_cpu_has_the_paper_s_models_and_vocabulary_short_sequences_and_large_learning_rates():
     for variant in VARIANTS:
         ours, theirs = getattr(CPU, variant), getattr(PAPER, variant)
-        assert set(ours.learning_rates) == {*theirs.learning_rates, 3e-3, 1e-2}
+        largest = max(theirs.learning_rates)
+        assert {rate for rate in theirs.learning_rates if rate >= 1e-3} <= set(ours.learning_rates)
+        assert max(ours.learning_rates) == 1e-2 > largest
         assert {kind.vocab_size for kind in ours.kinds} == {8192}
         assert {kind.length for kind in ours.kinds} == {64}
         if variant != "base":  # for which the paper gives neither lengths nor pairs
