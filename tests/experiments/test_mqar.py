@@ -94,7 +94,8 @@ class Invented(Workspace):
 
 def test_smaller_learning_rates_are_tried_while_they_are_better():
     """What is not in the table above would be a KeyError."""
-    outcome = mqar.run(replace(CPU, base=replace(CPU.base, arms=tuple(INVENTED))), Invented())
+    task = replace(CPU.base, arms=tuple(INVENTED), learning_rates=(1e-4, 3e-4, 1e-3, 3e-3, 1e-2))
+    outcome = mqar.run(replace(CPU, base=task), Invented())
     assert {e["arm"]: set(e["validation"]) for e in outcome.metrics["arms"]} == {
         arm: {f"{rate:g}" for rate in rates} for arm, rates in INVENTED.items()
     }
