@@ -10,7 +10,7 @@ import torch
 
 from membydesign.belief import Belief
 from membydesign.ops import checks
-from membydesign.ops.dispatch import run_filter, run_step
+from membydesign.ops.dispatch import run_filter, run_fla, run_step
 from membydesign.ops.packed import run_packed
 from membydesign.ops.step import native_step
 
@@ -59,7 +59,7 @@ def filter_sequence(
     cu_seqlens: Tensor | None = None,
     method: Literal["chunk", "recurrent"] = "chunk",
     chunk_size: int | None = None,
-    backend: Literal["auto", "torch", "cpu"] = "auto",
+    backend: Literal["auto", "torch", "cpu", "fla"] = "auto",
     state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
@@ -84,7 +84,9 @@ def filter_sequence(
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
         method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
-        backend: "torch" for any device, "cpu" for native code; by default whichever is fastest where the tensors are.
+        backend: "torch" for any device, "cpu" for native code, "fla" for flash-linear-attention's GPU kernels (designs
+            that keep no covariance); by default whichever is fastest where the tensors are. docs/chunk-form.md says
+            which is taken when.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
             float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
         return_variance: also return the variance of every read.
@@ -110,8 +112,8 @@ def filter_sequence(
     """
     if method not in ("chunk", "recurrent"):
         raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
-    if backend not in ("auto", "torch", "cpu"):
-        raise ValueError(f'backend: expected "auto", "torch" or "cpu", got {backend!r}')
+    if backend not in ("auto", "torch", "cpu", "fla"):
+        raise ValueError(f'backend: expected "auto", "torch", "cpu" or "fla", got {backend!r}')
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
@@ -148,7 +150,10 @@ def filter_sequence(
         "return_evidence": return_evidence,
     }
     with without_autocast(q):
-        if cu_seqlens is None:
+        found = run_fla(design, initial, inputs, None if cu_seqlens is None else bounds, dtype=q.dtype, **way)
+        if found is not None:
+            runs = [found]
+        elif cu_seqlens is None:
             runs = [run_filter(design, initial, inputs, **way)]
         else:
             runs = run_packed(design, initial, inputs, bounds, **way)
