@@ -1,8 +1,8 @@
 """flash-linear-attention's own kernels without a GPU, in Triton's interpreter (TRITON_INTERPRET=1).
 
-The interpreter runs kernels as Python, and three things around these ask for a driver or a compiler, and get a stand-in:
-the target (fla looks for one as it is imported), autotuning (the first configuration is taken), and loop counters, which
-the kernels treat as tensors. No arithmetic is changed.
+The interpreter runs kernels as Python, and three things around these ask for a driver or a compiler, and get a
+stand-in: the target (fla looks for one as it is imported), autotuning (the first configuration is taken), and loop
+counters, which the kernels treat as tensors. No arithmetic is changed.
 """
 
 from __future__ import annotations
