@@ -11,6 +11,7 @@ import torch
 from membydesign.belief import Belief
 from membydesign.ops import checks
 from membydesign.ops.dispatch import run_filter, run_fla, run_step
+from membydesign.ops.one_look import Given, check_after, check_before
 from membydesign.ops.packed import run_packed
 from membydesign.ops.step import native_step
 
@@ -133,14 +134,16 @@ def filter_sequence(
         )
     bounds = [0, q.shape[1]] if cu_seqlens is None else checks.check_cu_seqlens(cu_seqlens, q)
     batch = q.shape[0] if cu_seqlens is None else len(bounds) - 1
-    checks.check_values(design, inputs)
+    if initial is not None:
+        checks.check_belief(design, initial, "initial", batch, q, v.shape[-1])
+    given = Given(design, inputs, initial, "initial", definite=True)
+    check_before(given)
     if initial is None:
         D, M = q.shape[-1], v.shape[-1]
         initial = Belief.prior(design, batch, q.shape[2], D, M, dtype=inputs.q.dtype, device=q.device)
     else:
-        checks.check_belief(design, initial, "initial", batch, q, v.shape[-1])
-        checks.check_belief_values(initial, "initial", definite=True)
         initial, inputs = _in_one_type(initial, inputs)
+        given = given._replace(inputs=inputs)
 
     way = {
         "method": method,
@@ -157,7 +160,7 @@ def filter_sequence(
             runs = [run_filter(design, initial, inputs, **way)]
         else:
             runs = run_packed(design, initial, inputs, bounds, **way)
-    return _collect(runs, inputs, q.dtype)
+    return _collect(runs, given, q.dtype)
 
 
 def filter_step(
@@ -203,14 +206,13 @@ def filter_step(
     if found is not None:
         return found
     inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,H").map(lambda x: x.unsqueeze(1))
-    checks.check_values(design, inputs)
     checks.check_belief(design, belief, "belief", q.shape[0], q, v.shape[-1])
-    checks.check_belief_values(belief, "belief", definite=False)
+    check_before(given := Given(design, inputs, belief, "belief", definite=False))
     belief, inputs = _in_one_type(belief, inputs)
     with without_autocast(q):
         output, belief, precision = run_step(design, belief, inputs)
     output = output.to(q.dtype)
-    checks.check_found(precision, inputs, output=output, **_named(belief))
+    check_after(given._replace(inputs=inputs), precision, output=output, **_named(belief))
     return output, belief
 
 
@@ -231,7 +233,7 @@ def _named(belief: Belief) -> dict[str, Tensor | None]:
     return {"belief.mean": belief.mean, "belief.covariance": belief.covariance}
 
 
-def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
+def _collect(runs: list[Run], given: Given, dtype: torch.dtype) -> Filtered:
     """Join the runs of packed sequences (or take the one run of a batch), and check what they found."""
     output, precision, variance, write_log_evidence = (
         _joined([getattr(run, name) for run in runs], dim=1)
@@ -242,9 +244,7 @@ def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
     belief = Belief._make(_joined(list(parts), dim=0) for parts in zip(*(run.belief for run in runs), strict=True))
     log_evidence = _joined([run.write_log_evidence.sum(1) for run in runs if run.write_log_evidence is not None], dim=0)
     output = output.to(dtype)
-    checks.check_found(
-        precision, inputs, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence
-    )
+    check_after(given, precision, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence)
     return Filtered(output, belief, variance, log_evidence, write_log_evidence)
 
 
