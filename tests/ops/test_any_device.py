@@ -160,7 +160,7 @@ def test_one_graph(name):
     """With variance and evidence, for rules and drifts that tests/ops/test_native.py does not compile."""
     torch.compiler.reset()
     design = DESIGNS[name]
-    problem = random_problem(design, B=1, T=20)
+    problem = random_problem(design, B=1, T=10)
     names = list(problem.parameters)
 
     def filtered(q, k, v, *parameters):

@@ -48,8 +48,9 @@ MODULES = {
     "chunk_delta_rule": "fla.ops.delta_rule",
     "chunk_gated_delta_rule": "fla.ops.gated_delta_rule",
     "chunk_kda": "fla.ops.kda",
+    "fused_recurrent_gated_delta_rule": "fla.ops.gated_delta_rule",
 }
-"""Where fla has what we call."""
+"""Where fla has what we call; the last only to measure its decoding step beside ours."""
 
 DEVICES = ("cuda",)
 """Where its kernels run (AMD's devices have this name too)."""
