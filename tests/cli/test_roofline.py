@@ -30,7 +30,7 @@ def test_operations_of_the_delta_rule():
     design = works.OURS["gated_deltanet"]
 
     def sequence(**x: torch.Tensor) -> torch.Tensor:
-        return design.sequence(**x, backend="torch", chunk_size=C)  # pyright: ignore[reportArgumentType]
+        return design.sequence(**x, backend="torch", chunk_size=C)
 
     found = counted(works.Work("", design.inputs, sequence), size, backward=False)
     useful = roofline.delta_operations(128, 128, C) / C

@@ -1,9 +1,9 @@
 r"""What a GPU could do at best: operations and bytes of each token, beside the device's two limits. Nothing is timed.
 
-    python -m membydesign.cli.bench.roofline docs/figures/roofline.png     the tables of docs/roofline.md, and its figure
+    python -m membydesign.cli.bench.roofline docs/figures/roofline.png     the table of docs/roofline.md, and its figure
 
-Time is at least operations / rate and at least bytes / bandwidth; the larger is the roof. All counts are for one token of
-one head with M = D. What a kernel adds to them (whole tiles where a triangle is useful, waiting, launches) is not in it.
+Time is at least operations / rate and at least bytes / bandwidth; the larger is the roof. All counts are for one token
+of one head with M = D. What a kernel adds (whole tiles where a triangle is useful, waiting, launches) is not in it.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def delta_operations(D: int, M: int, C: int) -> float:
 def gated_deltanet(D: int, C: int = 64, *, element: int = 2, backward: bool = False) -> Cost:
     """Gated DeltaNet as flash-linear-attention runs it: three kernels, with what passes between them in global memory.
 
-    Read and written: k, v, w, u and a row of T by the first, k, w, u, v' and a state for every chunk by the second, q, k,
-    v', o and that state by the third. The backward computes these anew and has as many again for each of two gradients.
+    Read and written: k, v, w, u and a row of T by the first, k, w, u, v' and a state for every chunk by the second, q,
+    k, v', o and that state by the third. The backward computes these anew and has as many for each of two gradients.
     """
     elements = (4 * D + C) + (4 * D + D * D / C) + (4 * D + D * D / C)
     cost = Cost(delta_operations(D, D, C) / C, elements * element + 4 * STATE_BYTES)
@@ -134,7 +134,7 @@ def draw(path: str) -> None:
         for name, style in (("float32", "-"), ("tf32x3", "--"), ("bfloat16", ":")):
             rate = getattr(device, name)
             roof = [min(rate, x * device.bandwidth) for x in intensities]
-            ax.loglog(intensities, roof, style, color="0.35", label=f"{name}, {rate:.0f} TFLOP/s")
+            ax.loglog(intensities, roof, style, color="0.35", label=f"roof in {name}")
         for D in SIZES:
             for cost, rate, marker, what in (
                 (dense(D, 32), device.tf32x3, "o", "dense filter, C = 32"),
