@@ -196,7 +196,8 @@ def test_accuracy_is_beside_the_loop():
 def test_memory(monkeypatch):
     asked = []
 
-    def peak(whose, name, task, size):
+    def peak(whose, name, task, size, device):
+        assert device == "cpu"
         asked.append((whose, name, task, str(size)))
         return {"ours": 2.0, "theirs": 8.0}[whose] if task != "decode" else 0.5
 
@@ -275,7 +276,7 @@ def test_tables_and_files(tmp_path):
 
 
 def test_without_transformers_ours_stands_alone(monkeypatch):
-    monkeypatch.setattr(page, "transformers_version", lambda: None)
+    monkeypatch.setattr(page, "version_of", lambda package: None)
     monkeypatch.setattr(works, "transformers_function", lambda model, function: None)
     result = mbd("--only", "speed", *TINY)
     assert result.stderr.count("Transformers is not installed") == 1

@@ -17,7 +17,7 @@ from rich.table import Table
 from membydesign import __version__
 from membydesign.cli.bench import page
 from membydesign.cli.bench.problem import Size
-from membydesign.cli.bench.sections import SECTIONS, chosen
+from membydesign.cli.bench.sections import SECTIONS, check_device, chosen
 from membydesign.cli.bench.timing import Settings, interleaved, product, product_rate
 from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
@@ -117,6 +117,9 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed in turn; the median counts.")] = 5,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: its own.")] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda: beside flash-linear-attention's kernels where it is installed.")
+    ] = "cpu",
     naive: Annotated[
         bool, typer.Option("--naive", help="Time the loop over tokens, which is slow, at all sizes.")
     ] = False,
@@ -148,15 +151,17 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        names = chosen([*(only or ()), *(["choices"] if choices else [])])
-        settings = Settings(tuple(map(Size.parse, size or ())), rounds, naive)
+        check_device(device)
+        names = chosen([*(only or ()), *(["choices"] if choices else [])], device)
+        settings = Settings(tuple(map(Size.parse, size or ())), rounds, naive, device)
         jobs = [job for name in names for job in SECTIONS[name].jobs(settings)]
     except ValueError as error:
         raise fail(str(error)) from None
     if out is not None and out.exists() and not out.is_dir():
         raise fail(f"--out: expected a folder, and {out} is a file")
-    if page.transformers_version() is None and {"speed", "memory"} & set(names):
-        note = "Transformers is not installed: ours alone, without ratios to it (pip install transformers)."
+    peer, package = ("Transformers", "transformers") if device == "cpu" else ("flash-linear-attention", "fla-core")
+    if page.version_of(package) is None and {"speed", "memory"} & set(names):
+        note = f"{peer} is not installed: ours alone, without ratios to it (pip install {package})."
         Console(stderr=True, soft_wrap=True).print(note, highlight=False)
     started, rows = time.perf_counter(), []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -166,9 +171,9 @@ def bench(
             progress.update(task, description=job.title)
             rows += job.run()
             progress.advance(task)
-    rate = product_rate(interleaved({"product": product()}, rounds)["product"])
+    rate = product_rate(interleaved({"product": product(device)}, rounds, device)["product"])
     made = record.Provenance.now("bench", ",".join(names), time.perf_counter() - started)
-    results = page.Results(made, rate, rows)
+    results = page.Results(made, rate, rows, device)
     if out is not None:
         results.write(out)
     if as_json:

@@ -1,7 +1,8 @@
 """Bad input is refused here, with the argument, what was expected and what came; good input becomes `Inputs`.
 
 Shapes and types first (`check_inputs`, `check_belief`), then values (`check_values`), and after the filter has run what
-it found (`check_found`). Values are not looked at while torch.compile traces, nor on the meta device.
+it found (`check_found`). Values are not looked at while torch.compile traces, nor on the meta device, and on a GPU only
+after the filter (`ops.one_look`).
 """
 
 from __future__ import annotations
@@ -146,20 +147,28 @@ def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
         return
     if not definite:
         return
-    P = P.detach()
-    D = P.shape[-1]
-    scale = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(P.dtype).tiny)[..., None, None]
-    rounding = 8 * max(D, 8) * torch.finfo(P.dtype).eps
-    asymmetry = ((P - P.mT).abs() / scale).max().item()
-    if asymmetry > rounding:
-        _refuse(where, "symmetric matrices", f"a relative asymmetry of {asymmetry:.3g}")
-    failed = torch.linalg.cholesky_ex(
-        P / scale + rounding * torch.eye(D, dtype=P.dtype, device=P.device)
-    ).info.nonzero()
+    asymmetry, rounding, info = symmetry_and_sign(P.detach())
+    if asymmetry.item() > rounding:
+        _refuse(where, "symmetric matrices", f"a relative asymmetry of {asymmetry.item():.3g}")
+    failed = info.nonzero()
     if len(failed):
         b, h, g = failed[0].tolist()
         got = f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0"
         raise NotPositiveDefiniteError(f"{where}: expected positive semi-definite matrices, got {got}")
+
+
+def symmetry_and_sign(P: Tensor) -> tuple[Tensor, float, Tensor]:
+    """The largest relative asymmetry, how much of it rounding explains, and for each matrix 0 if it is not negative."""
+    D = P.shape[-1]
+    scale = P.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(P.dtype).tiny)[..., None, None]
+    rounding = 8 * max(D, 8) * torch.finfo(P.dtype).eps
+    raised = P / scale + rounding * torch.eye(D, dtype=P.dtype, device=P.device)
+    return ((P - P.mT).abs() / scale).max(), rounding, torch.linalg.cholesky_ex(raised).info
+
+
+def precision_bound(dtype: torch.dtype) -> float:
+    """The largest β r², rounded: 1/β is r² + kᵀP̄k."""
+    return 1 + math.sqrt(torch.finfo(dtype).eps)
 
 
 def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> None:
@@ -182,7 +191,7 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
 
 def _check_precision(precision: Tensor, noise: Tensor) -> None:
     """Raise if a β is not positive or, beyond rounding, above 1/r²: 1/β is r² + kᵀP̄k. One look says if to search."""
-    bound = 1 + math.sqrt(torch.finfo(precision.dtype).eps)
+    bound = precision_bound(precision.dtype)
     smallest, largest = (value.item() for value in torch.aminmax(precision))
     if smallest > 0 and math.isfinite(largest) and (precision * noise).max().item() <= bound:
         return

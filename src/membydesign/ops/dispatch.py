@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from membydesign.design import Dense, Diagonal, PerColumnReset, Transition
-from membydesign.ops import mean_pass, mean_pass_cpu
+import torch
+
+from membydesign.design import Dense, Diagonal, Identity, PerColumnReset, Transition
+from membydesign.ops import fla, mean_pass, mean_pass_cpu
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.generalised_delta import chunk as generalised_delta
@@ -14,6 +17,8 @@ from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from membydesign.belief import Belief
@@ -91,6 +96,54 @@ def run_filter(
             native = native and diagonal_cpu.available(inputs.q.dtype)
             gains = diagonal_cpu.gains if native else diagonal.gains
             return diagonal.filter_chunk(drift, rows, initial, inputs, size, gains, means, **wanted)
+
+
+def run_fla(
+    design: DesignModel,
+    initial: Belief,
+    inputs: Inputs,
+    bounds: Sequence[int] | None,
+    *,
+    dtype: torch.dtype,
+    method: str,
+    backend: str,
+    chunk_size: int | None,
+    return_variance: bool,
+    return_evidence: bool,
+) -> Run | None:
+    """Filter by flash-linear-attention's kernels, all packed sequences in one run; None for another way.
+
+    Args:
+        design: the assumptions.
+        initial: one belief for each sequence.
+        inputs: in the state's type.
+        bounds: of packed sequences, [N+1], or None.
+        dtype: the type in which q, k and v were given.
+        method: as `filter_sequence` takes it, like all that follow; "auto" leaves to torch what fla cannot do, what it
+            would round more than torch does, and what torch.compile traces, whose graph it would break.
+        backend: "fla" raises a ValueError where "auto" goes another way.
+        chunk_size: only for other ways.
+        return_variance: also return the variance of every read.
+        return_evidence: only for other ways.
+    """
+    if method == "recurrent" or backend not in ("auto", "fla"):
+        return None
+    asked = backend == "fla"
+    if not asked and (
+        inputs.q.device.type not in fla.DEVICES or torch.compiler.is_compiling() or not fla.as_exact(dtype)
+    ):
+        return None
+    drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
+    reason = fla.why_not(design, drift, inputs, dtype, chunk_size=chunk_size, return_evidence=return_evidence)
+    if reason is not None and asked:
+        raise ValueError(f'backend: expected "auto" or "torch" {reason}, got "fla"')
+    if reason is not None or drift is None:
+        return None
+    name, decays = fla.name_of(design, drift, dtype), not isinstance(design.transition, Identity)
+    means = partial(fla.mean_pass, name=name, dtype=dtype, decays=decays, bounds=bounds)
+    rule = delta if design.rule == "delta" else additive
+    wanted = {"return_variance": return_variance, "return_evidence": return_evidence}
+    return rule.filter_chunk(drift, initial, inputs, 0, means, **wanted)
 
 
 def run_generalised_delta(

@@ -10,7 +10,8 @@ import torch
 
 from membydesign.belief import Belief
 from membydesign.ops import checks
-from membydesign.ops.dispatch import run_filter, run_step
+from membydesign.ops.dispatch import run_filter, run_fla, run_step
+from membydesign.ops.one_look import Given, check_after, check_before
 from membydesign.ops.packed import run_packed
 from membydesign.ops.step import native_step
 
@@ -59,7 +60,7 @@ def filter_sequence(
     cu_seqlens: Tensor | None = None,
     method: Literal["chunk", "recurrent"] = "chunk",
     chunk_size: int | None = None,
-    backend: Literal["auto", "torch", "cpu"] = "auto",
+    backend: Literal["auto", "torch", "cpu", "fla"] = "auto",
     state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
@@ -84,7 +85,9 @@ def filter_sequence(
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
         method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
-        backend: "torch" for any device, "cpu" for native code; by default whichever is fastest where the tensors are.
+        backend: "torch" for any device, "cpu" for native code, "fla" for flash-linear-attention's GPU kernels (designs
+            that keep no covariance); by default whichever is fastest where the tensors are. docs/chunk-form.md says
+            which is taken when.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
             float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
         return_variance: also return the variance of every read.
@@ -110,8 +113,8 @@ def filter_sequence(
     """
     if method not in ("chunk", "recurrent"):
         raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
-    if backend not in ("auto", "torch", "cpu"):
-        raise ValueError(f'backend: expected "auto", "torch" or "cpu", got {backend!r}')
+    if backend not in ("auto", "torch", "cpu", "fla"):
+        raise ValueError(f'backend: expected "auto", "torch", "cpu" or "fla", got {backend!r}')
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
@@ -131,14 +134,16 @@ def filter_sequence(
         )
     bounds = [0, q.shape[1]] if cu_seqlens is None else checks.check_cu_seqlens(cu_seqlens, q)
     batch = q.shape[0] if cu_seqlens is None else len(bounds) - 1
-    checks.check_values(design, inputs)
+    if initial is not None:
+        checks.check_belief(design, initial, "initial", batch, q, v.shape[-1])
+    given = Given(design, inputs, initial, "initial", definite=True)
+    check_before(given)
     if initial is None:
         D, M = q.shape[-1], v.shape[-1]
         initial = Belief.prior(design, batch, q.shape[2], D, M, dtype=inputs.q.dtype, device=q.device)
     else:
-        checks.check_belief(design, initial, "initial", batch, q, v.shape[-1])
-        checks.check_belief_values(initial, "initial", definite=True)
         initial, inputs = _in_one_type(initial, inputs)
+        given = given._replace(inputs=inputs)
 
     way = {
         "method": method,
@@ -148,11 +153,14 @@ def filter_sequence(
         "return_evidence": return_evidence,
     }
     with without_autocast(q):
-        if cu_seqlens is None:
+        found = run_fla(design, initial, inputs, None if cu_seqlens is None else bounds, dtype=q.dtype, **way)
+        if found is not None:
+            runs = [found]
+        elif cu_seqlens is None:
             runs = [run_filter(design, initial, inputs, **way)]
         else:
             runs = run_packed(design, initial, inputs, bounds, **way)
-    return _collect(runs, inputs, q.dtype)
+    return _collect(runs, given, q.dtype)
 
 
 def filter_step(
@@ -198,14 +206,13 @@ def filter_step(
     if found is not None:
         return found
     inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,H").map(lambda x: x.unsqueeze(1))
-    checks.check_values(design, inputs)
     checks.check_belief(design, belief, "belief", q.shape[0], q, v.shape[-1])
-    checks.check_belief_values(belief, "belief", definite=False)
+    check_before(given := Given(design, inputs, belief, "belief", definite=False))
     belief, inputs = _in_one_type(belief, inputs)
     with without_autocast(q):
         output, belief, precision = run_step(design, belief, inputs)
     output = output.to(q.dtype)
-    checks.check_found(precision, inputs, output=output, **_named(belief))
+    check_after(given._replace(inputs=inputs), precision, output=output, **_named(belief))
     return output, belief
 
 
@@ -226,7 +233,7 @@ def _named(belief: Belief) -> dict[str, Tensor | None]:
     return {"belief.mean": belief.mean, "belief.covariance": belief.covariance}
 
 
-def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
+def _collect(runs: list[Run], given: Given, dtype: torch.dtype) -> Filtered:
     """Join the runs of packed sequences (or take the one run of a batch), and check what they found."""
     output, precision, variance, write_log_evidence = (
         _joined([getattr(run, name) for run in runs], dim=1)
@@ -237,9 +244,7 @@ def _collect(runs: list[Run], inputs: Inputs, dtype: torch.dtype) -> Filtered:
     belief = Belief._make(_joined(list(parts), dim=0) for parts in zip(*(run.belief for run in runs), strict=True))
     log_evidence = _joined([run.write_log_evidence.sum(1) for run in runs if run.write_log_evidence is not None], dim=0)
     output = output.to(dtype)
-    checks.check_found(
-        precision, inputs, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence
-    )
+    check_after(given, precision, output=output, **_named(belief), variance=variance, log_evidence=write_log_evidence)
     return Filtered(output, belief, variance, log_evidence, write_log_evidence)
 
 

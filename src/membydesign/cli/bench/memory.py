@@ -12,6 +12,8 @@ pages of all allocators, not torch's alone.
 
 The process gives large blocks back as soon as they are freed (glibc's threshold for them is held at where it starts).
 Otherwise the heap keeps what it may use again, and the same work peaks at levels that differ by a third.
+
+On a GPU it is what torch's allocator for the device counts, from the inputs' level to the highest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch
 
 from membydesign.cli.bench.problem import GRID, Size
 from membydesign.cli.bench.timing import Job, Row, Settings
-from membydesign.cli.bench.works import OURS, PEERS, TASKS, Task, Work, prepare, rule_to_compare
+from membydesign.cli.bench.works import OURS, TASKS, Task, Work, peers, prepare, rule_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,26 +44,28 @@ def memory(settings: Settings) -> Iterator[Job]:
     """Every design beside its peer."""
     for task in TASKS:
         for size in settings.sizes or GRID:
-            yield Job(f"{task} at {size}: peak memory", partial(_memory, task, size, tuple(OURS)))
+            yield Job(f"{task} at {size}: peak memory", partial(_memory, task, size, tuple(OURS), settings.device))
     if not settings.sizes:
         task: Task = "forward+backward"
-        yield Job(f"{task} at {TRAINING_SIZE}: peak memory", partial(_memory, task, TRAINING_SIZE, ("bayesian_layer",)))
+        ours = partial(_memory, task, TRAINING_SIZE, ("bayesian_layer",), settings.device)
+        yield Job(f"{task} at {TRAINING_SIZE}: peak memory", ours)
 
 
-def _memory(task: Task, size: Size, names: tuple[str, ...]) -> list[Row]:
+def _memory(task: Task, size: Size, names: tuple[str, ...], device: str) -> list[Row]:
     rules = {name: rule_to_compare(name, task) for name in names}
-    theirs = {rule: work.title for rule in PEERS if rule in rules.values() and (work := PEERS[rule]())}
-    references = {rule: peak("theirs", rule, task, size) for rule in theirs}
+    found = {rule: peer() for rule, peer in peers(device).items() if rule in rules.values()}
+    theirs = {rule: work.title for rule, work in found.items() if work}
+    references = {rule: peak("theirs", rule, task, size, device) for rule in theirs}
     rows = []
     for name, rule in rules.items():
-        row = ("memory", task, str(size), OURS[name].title, peak("ours", name, task, size), "MiB")
+        row = ("memory", task, str(size), OURS[name].title, peak("ours", name, task, size, device), "MiB")
         rows.append(Row(*row, theirs.get(rule, ""), references.get(rule)))
     return rows
 
 
-def peak(whose: str, name: str, task: Task, size: Size) -> float | None:
+def peak(whose: str, name: str, task: Task, size: Size, device: str = "cpu") -> float | None:
     """Peak memory in MiB, measured in a fresh process; None if that process failed, for example for want of memory."""
-    words = [sys.executable, "-m", __name__, whose, name, task, str(size), str(torch.get_num_threads())]
+    words = [sys.executable, "-m", __name__, whose, name, task, str(size), str(torch.get_num_threads()), device]
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
     result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
@@ -71,9 +75,16 @@ def peak(whose: str, name: str, task: Task, size: Size) -> float | None:
     return json.loads(result.stdout)
 
 
-def rise(work: Callable[[], object]) -> float:
+def rise(work: Callable[[], object], device: str = "cpu") -> float:
     """By how many MiB memory rises above its present level while `work` runs."""
     gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        level = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return (torch.cuda.max_memory_allocated() - level) / 2**20
     try:
         Path("/proc/self/clear_refs").write_text("5")
         before, after = _status("VmRSS"), lambda: _status("VmHWM")
@@ -98,17 +109,17 @@ def _highest() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
 
 
-def _work(whose: str, name: str) -> Work:
-    work = OURS[name] if whose == "ours" else PEERS[name]()
+def _work(whose: str, name: str, device: str) -> Work:
+    work = OURS[name] if whose == "ours" else peers(device)[name]()
     assert work is not None
     return work
 
 
-def _child(whose: str, name: str, task: Task, size: str, threads: str) -> None:
+def _child(whose: str, name: str, task: Task, size: str, threads: str, device: str) -> None:
     torch.set_num_threads(int(threads))
-    work, wanted = _work(whose, name), Size.parse(size)
-    prepare(work, task, wanted._replace(B=1, T=min(wanted.T, 16)))()
-    print(json.dumps(rise(prepare(work, task, wanted))))
+    work, wanted = _work(whose, name, device), Size.parse(size)
+    prepare(work, task, wanted._replace(B=1, T=min(wanted.T, 16)), device)()
+    print(json.dumps(rise(prepare(work, task, wanted, device), device)))
 
 
 if __name__ == "__main__":

@@ -35,13 +35,17 @@ class Results:
     provenance: record.Provenance
     product_gflops: float
     rows: list[Row]
+    device: str = "cpu"
 
     def as_dict(self) -> dict[str, Any]:
         """The form of `results.json`; without a date, so that what changes in it are results."""
         made = asdict(self.provenance)
         del made["date"]
         machine = {"cpu": cpu_name(), "threads": torch.get_num_threads(), "matrix_product_gflops": self.product_gflops}
-        made["versions"]["transformers"] = transformers_version()
+        made["versions"]["transformers"] = version_of("transformers")
+        if self.device != "cpu":
+            machine["gpu"] = torch.cuda.get_device_name()
+            made["versions"] |= {name: version_of(name) for name in ("fla-core", "triton")}
         return {
             "provenance": made,
             "machine": machine,
@@ -52,7 +56,8 @@ class Results:
         """The machine in a sentence."""
         threads = torch.get_num_threads()
         counted = f"{threads} thread{'' if threads == 1 else 's'}"
-        return f"{cpu_name()}, {counted}; matrix products run at {self.product_gflops:.0f} GFLOP/s here."
+        name = f"{cpu_name()}, {counted}" if self.device == "cpu" else torch.cuda.get_device_name()
+        return f"{name}; matrix products run at {self.product_gflops:.0f} GFLOP/s here."
 
     def pages(self) -> Iterator[tuple[str, Page]]:
         """The title and table of each section that was run."""
@@ -126,10 +131,10 @@ def number(x: float | None) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:.1f}" if x >= 10 else f"{x:.2f}" if x >= 0.1 else f"{x:.2g}"
 
 
-def transformers_version() -> str | None:
-    """The installed version of Transformers, or None."""
+def version_of(package: str) -> str | None:
+    """The installed version of a package, or None."""
     try:
-        return importlib.metadata.version("transformers")
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 

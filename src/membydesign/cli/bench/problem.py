@@ -41,10 +41,13 @@ GRID = (
 
 
 class Problem:
-    """Random inputs of one size, the same at every call.
+    """Random inputs of one size, the same at every call and on every device.
+
+    On a GPU q, k and v are in bfloat16, as models are trained there; all else is in float32.
 
     Attributes:
         size: B,H,T,D.
+        device: where they are.
         q: queries, [B,T,H,D].
         k: keys of norm 1, [B,T,H,D].
         v: values, [B,T,H,D].
@@ -54,16 +57,18 @@ class Problem:
         memory: a mean to decode from, [B,H,D,D].
     """
 
-    def __init__(self, size: Size) -> None:
-        self.size = size
+    def __init__(self, size: Size, device: str = "cpu") -> None:
+        self.size, self.device = size, device
         B, H, T, D = size
         self._generator = torch.Generator().manual_seed(0)
-        self.q, k, self.v = (torch.randn(B, T, H, D, generator=self._generator) for _ in range(3))
-        self.k = torch.nn.functional.normalize(k, dim=-1)
+        q, k, v = (torch.randn(B, T, H, D, generator=self._generator) for _ in range(3))
+        k = torch.nn.functional.normalize(k, dim=-1)
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self.q, self.k, self.v = (x.to(device, dtype) for x in (q, k, v))
         self.log_decay = -0.1 * self._uniform()
         self.process_noise = 0.01 + 0.1 * self._uniform()
         self.write_noise = 0.1 + self._uniform()
-        self.memory = torch.randn(B, H, D, D, generator=self._generator)
+        self.memory = torch.randn(B, H, D, D, generator=self._generator).to(device)
 
     def log_decay_of_rows(self, rows: int) -> Tensor:
         """A decay for each of so many rows, like `log_decay`, [B,T,H,rows]."""
@@ -77,8 +82,8 @@ class Problem:
 
     def gate(self) -> Tensor:
         """β = λ / (r² + λ ‖k‖²) with λ = 1: the delta rule's gate that says the same as `write_noise`, [B,T,H]."""
-        return 1 / (self.write_noise + self.k.square().sum(-1))
+        return 1 / (self.write_noise + self.k.float().square().sum(-1))
 
     def _uniform(self, *last: int) -> Tensor:
         B, H, T, _ = self.size
-        return torch.rand(B, T, H, *last, generator=self._generator)
+        return torch.rand(B, T, H, *last, generator=self._generator).to(self.device)

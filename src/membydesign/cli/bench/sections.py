@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from membydesign.cli.bench.accuracy import accuracy
 from membydesign.cli.bench.choices import choices
 from membydesign.cli.bench.generation import generation
@@ -49,10 +51,26 @@ SECTIONS: dict[str, Section] = {
 }
 
 
-def chosen(words: Iterable[str]) -> list[str]:
-    """The sections that a user names, each word one name or several with commas; all of them for no word."""
+ON_GPU = ("speed", "transitions", "growth", "memory")
+"""The sections that `--device cuda` has; the others are about CPUs, or compare with code for them."""
+
+
+def chosen(words: Iterable[str], device: str = "cpu") -> list[str]:
+    """The sections that a user names, each word one name or several with commas; all of a device for no word."""
+    there = [name for name in SECTIONS if device == "cpu" or name in ON_GPU]
     names = [name for word in words for name in word.split(",")]
     for name in names:
-        if name not in SECTIONS:
-            raise ValueError(f"--only: expected some of {', '.join(SECTIONS)}, got {name!r}")
-    return [name for name in SECTIONS if name in names or not names]
+        if name not in there:
+            where = "" if device == "cpu" else f" with --device {device}"
+            raise ValueError(f"--only: expected some of {', '.join(there)}{where}, got {name!r}")
+    return [name for name in there if name in names or not names]
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is unknown or not there."""
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device: expected cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device: expected cpu, since torch finds no GPU here (torch.cuda.is_available() is False), got 'cuda'"
+        )

@@ -9,11 +9,11 @@ from membydesign.cli.bench.problem import GRID, Size
 from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
 from membydesign.cli.bench.works import (
     OURS,
-    PEERS,
     TASKS,
     TRAINING,
     Task,
     bayesian,
+    peers,
     prepare,
     rule_to_compare,
     transitions,
@@ -38,7 +38,7 @@ def speed(settings: Settings) -> Iterator[Job]:
     """Every design beside its peer; the Bayesian Layer also beside its own loop over tokens."""
     for task in TASKS:
         for size in settings.sizes or GRID:
-            for rule in PEERS:
+            for rule in peers(settings.device):
                 names = tuple(name for name in OURS if rule_to_compare(name, task) == rule)
                 if names:
                     loop = "bayesian_layer" in names and (settings.naive or size == LOOP_SIZE) and _loop_can(task, size)
@@ -54,13 +54,14 @@ def _loop_can(task: Task, size: Size) -> bool:
 
 
 def _speed(task: Task, size: Size, names: tuple[str, ...], rule: str, settings: Settings, loop: bool) -> list[Row]:
-    peer = PEERS[rule]()
+    peer = peers(settings.device)[rule]()
     works = {name: OURS[name] for name in names}
     if peer is not None:
         works["peer"] = peer
     if loop:
         works["loop"] = bayesian("its loop over tokens", method="recurrent")
-    times = interleaved({name: prepare(work, task, size) for name, work in works.items()}, settings.rounds)
+    ready = {name: prepare(work, task, size, settings.device) for name, work in works.items()}
+    times = interleaved(ready, settings.rounds, settings.device)
     against = (peer.title if peer else "", times.get("peer"))
     rows = [Row("speed", task, str(size), OURS[n].title, times[n], "ms", *against) for n in names]
     if loop:
@@ -77,11 +78,12 @@ def transition(settings: Settings) -> Iterator[Job]:
             raise ValueError(f"--size: expected an even D for transitions, which turn pairs of rows, got '{size}'")
     for task in TRAINING:
         for size in sizes:
-            yield Job(f"{task} at {size}: transitions", partial(_transition, task, size, settings.rounds))
+            yield Job(f"{task} at {size}: transitions", partial(_transition, task, size, settings))
 
 
-def _transition(task: Task, size: Size, rounds: int) -> list[Row]:
-    times = interleaved({name: prepare(work, task, size) for name, work in transitions().items()}, rounds)
+def _transition(task: Task, size: Size, settings: Settings) -> list[Row]:
+    ready = {name: prepare(work, task, size, settings.device) for name, work in transitions().items()}
+    times = interleaved(ready, settings.rounds, settings.device)
     first, *others = times
     return [Row("transitions", task, str(size), n, times[n], "ms", first, times[first]) for n in others]
 
@@ -90,12 +92,14 @@ def growth(settings: Settings) -> Iterator[Job]:
     """The Bayesian Layer's time for each token of a long sequence beside that of a short one."""
     for task in TRAINING:
         for size in settings.sizes or (GROWTH_SIZE,):
-            yield Job(f"{task} at {size}: growth with T", partial(_growth, task, size, settings.rounds))
+            yield Job(f"{task} at {size}: growth with T", partial(_growth, task, size, settings))
 
 
-def _growth(task: Task, short: Size, rounds: int) -> list[Row]:
+def _growth(task: Task, short: Size, settings: Settings) -> list[Row]:
     sizes = {f"T = {T:,}": short._replace(T=T) for T in (short.T, GROWTH * short.T)}
-    times = interleaved({name: prepare(OURS["bayesian_layer"], task, size) for name, size in sizes.items()}, rounds)
+    ours, device = OURS["bayesian_layer"], settings.device
+    ready = {name: prepare(ours, task, size, device) for name, size in sizes.items()}
+    times = interleaved(ready, settings.rounds, device)
     each = {name: 1e3 * times[name] / (size.B * size.T) for name, size in sizes.items()}
     (small, reference), (large, value) = each.items()
     return [Row("growth", task, str(sizes[large]), large, value, "µs/token", small, reference)]

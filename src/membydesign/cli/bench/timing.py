@@ -63,11 +63,13 @@ class Settings(NamedTuple):
         sizes: instead of each section's own; empty for those.
         rounds: how often everything is timed in turn.
         naive: whether the loop over tokens is timed at every size.
+        device: "cpu" or "cuda".
     """
 
     sizes: tuple[Size, ...] = ()
     rounds: int = 5
     naive: bool = False
+    device: str = "cpu"
 
 
 class Job(NamedTuple):
@@ -77,18 +79,19 @@ class Job(NamedTuple):
     run: Callable[[], list[Row]]
 
 
-def interleaved(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def interleaved(works: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, float]:
     """The median time of each in milliseconds, over so many rounds in which each is run in turn, after a warm-up."""
+    clock = CLOCKS[device]
     repeats = {}
     for name, work in works.items():
-        once = _milliseconds(work, 1)
+        once = clock(work, 1)
         if once < 1e3:  # else the first time's own costs hardly matter
-            once = _milliseconds(work, 1)
+            once = clock(work, 1)
         repeats[name] = max(1, math.ceil(SHORTEST_MS / max(once, 1e-3)))
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            times[name].append(_milliseconds(work, repeats[name]))
+            times[name].append(clock(work, repeats[name]))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -99,9 +102,25 @@ def _milliseconds(work: Callable[[], object], repeats: int) -> float:
     return 1e3 * (time.perf_counter() - start) / repeats
 
 
-def product() -> Callable[[], object]:
+def _milliseconds_on_gpu(work: Callable[[], object], repeats: int) -> float:
+    """By events of the device's own clock, from when it has nothing else to do."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(repeats):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+CLOCKS = {"cpu": _milliseconds, "cuda": _milliseconds_on_gpu}
+"""The mean time of some runs of a work in milliseconds, by device."""
+
+
+def product(device: str = "cpu") -> Callable[[], object]:
     """The matrix product that gives the machine's own rate: n×n by n×n in float32, n = `PRODUCT_N`."""
-    a, b = torch.randn(2, PRODUCT_N, PRODUCT_N).unbind()
+    a, b = torch.randn(2, PRODUCT_N, PRODUCT_N, device=device).unbind()
     return lambda: a @ b
 
 

@@ -33,7 +33,7 @@ from membydesign.design import (
     ScalarDecay,
     catalogue,
 )
-from membydesign.ops import filter_sequence, filter_step
+from membydesign.ops import filter_sequence, filter_step, fla
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,16 +62,17 @@ class Work:
     step: Callable[[Problem], Callable[[], Tensor]] | None = None
 
 
-def prepare(work: Work, task: Task, size: Size) -> Callable[[], object]:
-    """The work of one task at one size, ready to run again and again."""
+def prepare(work: Work, task: Task, size: Size, device: str = "cpu") -> Callable[[], object]:
+    """The work of one task at one size on one device, ready to run again and again."""
     if task == "decode":
         assert work.step is not None
-        return work.step(Problem(size._replace(T=1)))
-    inputs = {name: x.detach().contiguous() for name, x in work.inputs(Problem(size)).items()}
+        return work.step(Problem(size._replace(T=1), device))
+    problem = Problem(size, device)
+    inputs = {name: x.detach().contiguous() for name, x in work.inputs(problem).items()}
     if task == "forward":
         return lambda: work.sequence(**inputs)
     leaves = {name: x.requires_grad_() for name, x in inputs.items()}
-    upstream = torch.randn(size.B, size.T, size.H, size.D, generator=torch.Generator().manual_seed(3))
+    upstream = torch.randn(size.B, size.T, size.H, size.D, generator=torch.Generator().manual_seed(3)).to(problem.q)
     return lambda: torch.autograd.grad(work.sequence(**leaves), list(leaves.values()), upstream)
 
 
@@ -80,7 +81,7 @@ def _ours(design: DesignModel, title: str, inputs: Callable[[Problem], Tensors],
 
     def step(problem: Problem) -> Callable[[], Tensor]:
         B, H, _, D = problem.size
-        belief = Belief.prior(design, B, H, D, D)._replace(mean=problem.memory)
+        belief = Belief.prior(design, B, H, D, D, device=problem.device)._replace(mean=problem.memory)
         token = {name: x[:, 0] for name, x in inputs(problem).items()}
         return lambda: filter_step(design, belief, **token, **fixed)[0]
 
@@ -122,14 +123,14 @@ def _mamba2() -> Work:
     plain = _ours(
         catalogue["mamba2"],
         "Mamba-2",
-        lambda p: {"q": p.q, "k": p.k, "v": -p.log_decay[..., None] * p.v, "log_decay": p.log_decay},
+        lambda p: {"q": p.q, "k": p.k, "v": (-p.log_decay[..., None] * p.v).to(p.v), "log_decay": p.log_decay},
         prior_variance=1.0,
         write_noise=0.0,
     )
 
     def sequence(q: Tensor, k: Tensor, x: Tensor, dt: Tensor) -> Tensor:
         """Discretise inside the clock, as Transformers does."""
-        return plain.sequence(q=q, k=k, v=dt[..., None] * x, log_decay=-dt)
+        return plain.sequence(q=q, k=k, v=(dt[..., None] * x).to(x), log_decay=-dt)
 
     return Work(plain.title, lambda p: {"q": p.q, "k": p.k, "x": p.v, "dt": -p.log_decay}, sequence, plain.step)
 
@@ -215,6 +216,54 @@ PEERS: dict[str, Callable[[], Work | None]] = {
     "mamba2": _their_mamba2,
 }
 """The rules that Transformers has; each returns None where it is not installed."""
+
+
+def _fla_delta(name: str, title: str, log_decay: Callable[[Problem], Tensor], step: str | None = None) -> Work | None:
+    """A delta rule of flash-linear-attention's, and its decoding step; None where it is not installed."""
+    chunk, one = fla.operation(name), None if step is None else fla.operation(step)
+    if chunk is None:
+        return None
+
+    def inputs(p: Problem) -> Tensors:
+        return {"q": p.q, "k": p.k, "v": p.v, "g": log_decay(p), "beta": p.gate()}
+
+    def sequence(**x: Tensor) -> Tensor:
+        return chunk(**x, scale=1.0, output_final_state=True)[0]
+
+    if one is None:
+        return Work(title, inputs, sequence)
+
+    def prepared_step(problem: Problem) -> Callable[[], Tensor]:
+        token = {**inputs(problem), "initial_state": problem.memory}
+        return lambda: one(**token, scale=1.0, output_final_state=True)[0][:, 0]
+
+    return Work(title, inputs, sequence, prepared_step)
+
+
+def _fla_mamba2() -> Work | None:
+    chunk = fla.operation("chunk_simple_gla")
+    if chunk is None:
+        return None
+
+    def sequence(q: Tensor, k: Tensor, x: Tensor, dt: Tensor) -> Tensor:
+        return chunk(q=q, k=k, v=(dt[..., None] * x).to(x), g=-dt, scale=1.0, output_final_state=True)[0]
+
+    return Work("fla's Mamba-2", lambda p: {"q": p.q, "k": p.k, "x": p.v, "dt": -p.log_decay}, sequence)
+
+
+GPU_PEERS: dict[str, Callable[[], Work | None]] = {
+    "gated_deltanet": lambda: _fla_delta(
+        "chunk_gated_delta_rule", "fla's Gated DeltaNet", lambda p: p.log_decay, "fused_recurrent_gated_delta_rule"
+    ),
+    "kda": lambda: _fla_delta("chunk_kda", "fla's KDA", lambda p: p.log_decay_of_rows(p.size.D)),
+    "mamba2": _fla_mamba2,
+}
+"""The same rules as flash-linear-attention has them, whose kernels run on GPUs alone."""
+
+
+def peers(device: str) -> dict[str, Callable[[], Work | None]]:
+    """Whom ours are compared with on a device."""
+    return PEERS if device == "cpu" else GPU_PEERS
 
 
 def rule_to_compare(name: str, task: Task) -> str:
