@@ -92,7 +92,7 @@ def backward_kernel(
     if M_RESIDENT:
         c = tl.arange(0, BM)
         dM = load(d_M, d, c, D, m)
-    for back in range(K):
+    for back in tl.range(K, disable_licm=True):
         i = K - 1 - back
         at, own = head * K + i, n * K + i
         P0, M0 = beliefs_P + (first + i) * D * D, beliefs_M + (first + i) * D * m
@@ -109,8 +109,8 @@ def backward_kernel(
                 U += product(load(keys + at * C * D, t, rows, C, D), load(P0, rows, d, D, D), PRECISION)
         r2 = tl.load(write_noise + own * C + t)
         Gram = product(U, tl.trans(k), PRECISION) + load(built_up + at * C * C, t, t, C, C)
-        inverse, pivots = factor(Gram + tl.where(diagonal, r2[:, None], 0.0), C)
         H = product(q, tl.trans(U), PRECISION) + load(cross + at * C * C, t, t, C, C)
+        inverse, pivots = factor(Gram + tl.where(diagonal, r2[:, None], 0.0), C)
         W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
         X = product(inverse, U * f[None, :] + load(exits + at * C * D, t, d, C, D), PRECISION)
 
@@ -151,7 +151,9 @@ def backward_kernel(
             tl.debug_barrier()
             tl.store(d_angle + own * D + d, angle * partner_sign(d), mask=d < D)
 
-        # O, E and M
+        # O, E and M; K̃ and Q̃ anew, since as factors of products they take many registers
+        tl.debug_barrier()
+        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
         dX, dk, dq = tl.zeros([C, BD], k.dtype), tl.zeros([C, BD], k.dtype), tl.zeros([C, BD], k.dtype)
         dW, Z, df = tl.zeros([C, C], k.dtype), tl.zeros([C, C], k.dtype), tl.zeros([BD], k.dtype)
         v, dv, do, de = values + own * C * m, d_values + own * C * m, d_output + own * C * m, d_error + own * C * m
@@ -199,6 +201,8 @@ def backward_kernel(
         store(d_exits + own * C * D, dJ, t, d, C, D)
 
         # K̃ and Q̃
+        tl.debug_barrier()
+        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
         df += tl.sum(dJ * U, 0)
         along = product(dG, k, PRECISION)
         dU = f[None, :] * dJ + along + product(tl.trans(dH), q, PRECISION)

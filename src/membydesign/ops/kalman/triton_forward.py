@@ -58,7 +58,7 @@ def forward_kernel(
     if M_RESIDENT:
         c = tl.arange(0, BM)
         M = load(beliefs_M + first * D * m, d, c, D, m)
-    for i in range(K):
+    for i in tl.range(K, disable_licm=True):
         at, own = head * K + i, n * K + i
         P_now, M_now = beliefs_P + (first + i * SAVE) * D * D, beliefs_M + (first + i * SAVE) * D * m
         P_next, M_next = beliefs_P + (first + (i + 1) * SAVE) * D * D, beliefs_M + (first + (i + 1) * SAVE) * D * m
@@ -84,19 +84,24 @@ def forward_kernel(
         r2 = tl.load(write_noise + own * C + t)
         Gram = product(U, tl.trans(k), PRECISION) + load(built_up + at * C * C, t, t, C, C)
         Gram += tl.where(t[:, None] == t[None, :], r2[:, None], 0.0)
-        inverse, pivots = factor(Gram, C)
         H = product(q, tl.trans(U), PRECISION) + load(cross + at * C * C, t, t, C, C)
-        W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
-        X = product(inverse, U * f[None, :] + load(exits + at * C * D, t, d, C, D), PRECISION)
-        tl.store(precision + own * C + t, precision_of(pivots, C))
-        tl.store(observed + own * C + t, tl.sum(tl.where(t[:, None] == t[None, :], Gram, 0.0), 1))
+        J = U * f[None, :] + load(exits + at * C * D, t, d, C, D)
         if VARIANCE:
-            tl.store(variance + own * C + t, tl.sum(reads * q, 1) - tl.sum(W * W, 1))
+            read_variance = tl.sum(reads * q, 1)
+        tl.store(observed + own * C + t, tl.sum(tl.where(t[:, None] == t[None, :], Gram, 0.0), 1))
+        inverse, pivots = factor(Gram, C)
+        tl.store(precision + own * C + t, precision_of(pivots, C))
+        W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
+        X = product(inverse, J, PRECISION)
+        if VARIANCE:
+            tl.store(variance + own * C + t, read_variance - tl.sum(W * W, 1))
         if ROTATES:
             cosine = tl.load(cos + at * D + d, mask=d < D, other=1.0)
             sine = tl.load(sin + at * D + d, mask=d < D, other=0.0)
 
-        # O, E and M
+        # O, E and M; K̃ and Q̃ anew, since as factors of products they take many registers
+        tl.debug_barrier()
+        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
         if M_RESIDENT:
             M = read_and_write(M, k, q, X, W, inverse, f, values + own * C * m, output + own * C * m,
                                error + own * C * m, t, d, c, m, C, ERROR, PRECISION)  # fmt: skip

@@ -10,24 +10,45 @@ import triton
 import triton.language as tl
 
 
+SLICE = tl.constexpr(8)
+"""Terms of a product that a thread multiplies at a time."""
+
+
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """A matrix product, accumulated in the type of its factors (float32, or float64)."""
+    """A matrix product, accumulated in the type of its factors (float32, or float64).
+
+    Without tensor cores ("ieee") a thread holds all terms of its entries at once, which are too many registers: long
+    sums are cut into slices, that different threads take.
+    """
+    rows: tl.constexpr = a.shape[0]
+    terms: tl.constexpr = a.shape[1]
+    columns: tl.constexpr = b.shape[1]
+    if PRECISION == "ieee" and terms > SLICE:
+        slices: tl.constexpr = terms // SLICE
+        left = tl.permute(tl.reshape(a, [rows, slices, SLICE]), [1, 0, 2])
+        right = tl.reshape(b, [slices, SLICE, columns])
+        return tl.sum(tl.dot(left, right, input_precision=PRECISION, out_dtype=a.dtype), 0)
     return tl.dot(a, b, input_precision=PRECISION, out_dtype=a.dtype)
 
 
 @triton.jit
-def load(start, rows, columns, height, width):
+def load(start, rows, columns, height: tl.constexpr, width: tl.constexpr):
     """The tile [rows, columns] of a matrix [height, width] that lies row by row."""
-    inside = (rows[:, None] < height) & (columns[None, :] < width)
-    return tl.load(start + rows[:, None] * width + columns[None, :], mask=inside, other=0.0)
+    at = start + rows[:, None] * width + columns[None, :]
+    if height % rows.shape[0] == 0 and width % columns.shape[0] == 0:
+        return tl.load(at)
+    return tl.load(at, mask=(rows[:, None] < height) & (columns[None, :] < width), other=0.0)
 
 
 @triton.jit
-def store(start, x, rows, columns, height, width):
+def store(start, x, rows, columns, height: tl.constexpr, width: tl.constexpr):
     """Write a tile, as `load` reads it."""
-    inside = (rows[:, None] < height) & (columns[None, :] < width)
-    tl.store(start + rows[:, None] * width + columns[None, :], x, mask=inside)
+    at = start + rows[:, None] * width + columns[None, :]
+    if height % rows.shape[0] == 0 and width % columns.shape[0] == 0:
+        tl.store(at, x)
+    else:
+        tl.store(at, x, mask=(rows[:, None] < height) & (columns[None, :] < width))
 
 
 @triton.jit
