@@ -96,26 +96,9 @@ def backward_kernel(
         i = K - 1 - back
         at, own = head * K + i, n * K + i
         P0, M0 = beliefs_P + (first + i) * D * D, beliefs_M + (first + i) * D * m
-        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
-        f = tl.load(decay + at * D + d, mask=d < D, other=0.0)
-
-        # The inside of the chunk, as forward has it
-        if P_RESIDENT:
-            U = product(k, load(P0, d, d, D, D), PRECISION)
-        else:
-            U = tl.zeros([C, BD], k.dtype)
-            for start in range(0, D, BI):
-                rows = start + tl.arange(0, BI)
-                U += product(load(keys + at * C * D, t, rows, C, D), load(P0, rows, d, D, D), PRECISION)
-        r2 = tl.load(write_noise + own * C + t)
-        Gram = product(U, tl.trans(k), PRECISION) + load(built_up + at * C * C, t, t, C, C)
-        H = product(q, tl.trans(U), PRECISION) + load(cross + at * C * C, t, t, C, C)
-        inverse, pivots = factor(Gram + tl.where(diagonal, r2[:, None], 0.0), C)
-        W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
-        X = product(inverse, U * f[None, :] + load(exits + at * C * D, t, d, C, D), PRECISION)
 
         # Out of the turn at the chunk's end
-        angle = tl.zeros([BD], k.dtype)
+        angle = tl.zeros([BD], keys.dtype.element_ty)
         if ROTATES:
             cosine = tl.load(cos + at * D + d, mask=d < D, other=1.0)
             sine = -tl.load(sin + at * D + d, mask=d < D, other=0.0)
@@ -126,7 +109,7 @@ def backward_kernel(
                 tl.debug_barrier()
                 dP = turned_square(dP, d_P, d, d, D, cosine, sine, cosine, sine)
             else:
-                for start in range(0, D, BI):
+                for start in tl.range(0, D, BI, disable_licm=True):
                     rows = start + tl.arange(0, BI)
                     panel = load(d_P, rows, d, D, D)
                     angle += 2 * tl.sum(panel * load(P_next, rows, d ^ 1, D, D), 0)
@@ -141,7 +124,7 @@ def backward_kernel(
                 tl.debug_barrier()
                 dM = turned_rows(dM, d_M, d, c, D, m, cosine, sine)
             else:
-                for start in range(0, m, BM):
+                for start in tl.range(0, m, BM, disable_licm=True):
                     columns = start + tl.arange(0, BM)
                     tile = load(d_M, d, columns, D, m)
                     angle += tl.sum(tile * load(M_next, d ^ 1, columns, D, m), 1)
@@ -150,6 +133,23 @@ def backward_kernel(
                     store(d_M, tile, d, columns, D, m)
             tl.debug_barrier()
             tl.store(d_angle + own * D + d, angle * partner_sign(d), mask=d < D)
+
+        # The inside of the chunk, as forward has it
+        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
+        f = tl.load(decay + at * D + d, mask=d < D, other=0.0)
+        if P_RESIDENT:
+            U = product(k, load(P0, d, d, D, D), PRECISION)
+        else:
+            U = tl.zeros([C, BD], k.dtype)
+            for start in tl.range(0, D, BI, disable_licm=True):
+                rows = start + tl.arange(0, BI)
+                U += product(load(keys + at * C * D, t, rows, C, D), load(P0, rows, d, D, D), PRECISION)
+        r2 = tl.load(write_noise + own * C + t)
+        Gram = product(U, tl.trans(k), PRECISION) + load(built_up + at * C * C, t, t, C, C)
+        H = product(q, tl.trans(U), PRECISION) + load(cross + at * C * C, t, t, C, C)
+        inverse, pivots = factor(Gram + tl.where(diagonal, r2[:, None], 0.0), C)
+        W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
+        X = product(inverse, U * f[None, :] + load(exits + at * C * D, t, d, C, D), PRECISION)
 
         # O, E and M; K̃ and Q̃ anew, since as factors of products they take many registers
         tl.debug_barrier()
@@ -162,7 +162,7 @@ def backward_kernel(
                 dM, load(M0, d, c, D, m), k, q, X, W, inverse, f, v, do, de, dv, dX, dk, dq, dW, Z, df, t, c, m,
                 C, EVIDENCE, PRECISION)  # fmt: skip
         else:
-            for start in range(0, m, BM):
+            for start in tl.range(0, m, BM, disable_licm=True):
                 columns = start + tl.arange(0, BM)
                 tile, dX, dk, dq, dW, Z, df = mean_back(
                     load(d_M, d, columns, D, m), load(M0, d, columns, D, m), k, q, X, W, inverse, f, v, do, de, dv,
@@ -182,7 +182,7 @@ def backward_kernel(
         else:
             store(scratch, X, t, d, C, D)
             tl.debug_barrier()
-            for start in range(0, D, BI):
+            for start in tl.range(0, D, BI, disable_licm=True):
                 rows = start + tl.arange(0, BI)
                 dX -= 2 * product(load(scratch, t, rows, C, D), load(d_P, rows, d, D, D), PRECISION)
 
@@ -217,7 +217,7 @@ def backward_kernel(
             store(scratch + C * D, along, t, d, C, D)
             store(scratch + 2 * C * D, dU, t, d, C, D)
             tl.debug_barrier()
-            for start in range(0, D, BI):
+            for start in tl.range(0, D, BI, disable_licm=True):
                 rows = start + tl.arange(0, BI)
                 panel = load(P0, rows, d, D, D)
                 dk += product(load(scratch + C * D, t, rows, C, D), panel, PRECISION)
@@ -232,7 +232,7 @@ def backward_kernel(
             dP, df = square_back(dP, d, d, f, f, P0, k, k, dU, dU, q, q, weight, df, d_noise + own * D,
                                  d_across + own * D, D, True, MIXED, VARIANCE, PRECISION)  # fmt: skip
         else:
-            for start in range(0, D, BI):
+            for start in tl.range(0, D, BI, disable_licm=True):
                 rows = start + tl.arange(0, BI)
                 k_rows, q_rows = load(keys + at * C * D, t, rows, C, D), load(queries + at * C * D, t, rows, C, D)
                 f_rows = tl.load(decay + at * D + rows, mask=rows < D, other=0.0)

@@ -73,7 +73,7 @@ def forward_kernel(
         else:
             U = tl.zeros([C, BD], k.dtype)
             reads = tl.zeros([C, BD], k.dtype)
-            for start in range(0, D, BI):
+            for start in tl.range(0, D, BI, disable_licm=True):
                 rows = start + tl.arange(0, BI)
                 panel = load(P_now, rows, d, D, D)
                 U += product(load(keys + at * C * D, t, rows, C, D), panel, PRECISION)
@@ -113,7 +113,7 @@ def forward_kernel(
             if SAVE:
                 store(M_next, M, d, c, D, m)
         else:
-            for start in range(0, m, BM):
+            for start in tl.range(0, m, BM, disable_licm=True):
                 columns = start + tl.arange(0, BM)
                 tile = load(M_now, d, columns, D, m)
                 tile = read_and_write(tile, k, q, X, W, inverse, f, values + own * C * m, output + own * C * m,
@@ -140,7 +140,7 @@ def forward_kernel(
         else:
             store(scratch, X, t, d, C, D)
             tl.debug_barrier()
-            for start in range(0, D, BI):
+            for start in tl.range(0, D, BI, disable_licm=True):
                 rows = start + tl.arange(0, BI)
                 f_rows = tl.load(decay + at * D + rows, mask=rows < D, other=0.0)
                 panel = (f_rows[:, None] * f[None, :]) * load(P_now, rows, d, D, D)

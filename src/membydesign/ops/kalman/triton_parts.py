@@ -36,7 +36,7 @@ def product(a, b, PRECISION: tl.constexpr):
 def load(start, rows, columns, height: tl.constexpr, width: tl.constexpr):
     """The tile [rows, columns] of a matrix [height, width] that lies row by row."""
     at = start + rows[:, None] * width + columns[None, :]
-    if height % rows.shape[0] == 0 and width % columns.shape[0] == 0:
+    if tl.constexpr(height) % rows.shape[0] == 0 and tl.constexpr(width) % columns.shape[0] == 0:
         return tl.load(at)
     return tl.load(at, mask=(rows[:, None] < height) & (columns[None, :] < width), other=0.0)
 
@@ -45,7 +45,7 @@ def load(start, rows, columns, height: tl.constexpr, width: tl.constexpr):
 def store(start, x, rows, columns, height: tl.constexpr, width: tl.constexpr):
     """Write a tile, as `load` reads it."""
     at = start + rows[:, None] * width + columns[None, :]
-    if height % rows.shape[0] == 0 and width % columns.shape[0] == 0:
+    if tl.constexpr(height) % rows.shape[0] == 0 and tl.constexpr(width) % columns.shape[0] == 0:
         tl.store(at, x)
     else:
         tl.store(at, x, mask=(rows[:, None] < height) & (columns[None, :] < width))
