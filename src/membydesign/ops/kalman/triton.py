@@ -17,10 +17,11 @@ import triton
 from torch import Tensor
 
 from membydesign.belief import Belief
+from membydesign.design import RowDrift
 from membydesign.ops import operator
 from membydesign.ops.frame import Frame, cut, joined
 from membydesign.ops.kalman import triton_table as table
-from membydesign.ops.kalman.chunk import accumulated_noise
+from membydesign.ops.kalman.chunk import accumulated_noise, filter_chunk
 from membydesign.ops.kalman.triton_backward import backward_kernel
 from membydesign.ops.kalman.triton_forward import forward_kernel
 from membydesign.ops.recurrent import Run
@@ -28,8 +29,11 @@ from membydesign.ops.recurrent import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from membydesign.design import RowDrift
     from membydesign.ops.inputs import Inputs
+
+SURE = 64
+"""A variance along a key this many times its write noise costs float32 more digits in chunks of 16 than in the loop over
+tokens (docs/gpu.md). Such a sequence is filtered in float64, by the torch form."""
 
 interpreting = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on a CPU."""
@@ -301,15 +305,16 @@ def filter_triton(
     k, q = frame.enter(cut(x.k, C)), frame.enter(cut(x.q, C))
     noise = accumulated_noise(frame, cut(x.process_noise, C), rows)
     noisy_key = noise.times(k)
+    write_noise = cut(x.write_noise, C, fill=1.0).movedim(-1, 2)
     mixed = drift.angle is not None and len(rows) > 1
     lead = k.shape[:3]
-    output, mean, covariance, precision, error, variance, *_ = OPERATOR.apply(
+    output, mean, covariance, precision, error, variance, observed, *_ = OPERATOR.apply(
         frame.from_start(k),
         frame.from_start(q),
         frame.to_end(noisy_key),
         frame.product(k, noisy_key),
         frame.product(q, noisy_key),
-        cut(x.write_noise, C, fill=1.0).movedim(-1, 2),
+        write_noise,
         cut(x.v, C).unflatten(-1, (G, -1)).movedim(-2, 2),
         frame.over_chunk().expand(*lead, D),
         noise.diagonal[..., -1, :].expand(*lead, D),
@@ -321,6 +326,12 @@ def filter_triton(
         return_evidence,
         input_precision,
     )
+    if x.q.dtype == torch.float32 and _too_sure(observed, write_noise):
+        wide = RowDrift._make(None if t is None else t.double() for t in drift)
+        start, inputs = initial.map(lambda t: t.double()), x.map(lambda t: t.double())
+        wanted = {"return_variance": return_variance, "return_evidence": return_evidence}
+        return filter_chunk(wide, rows.double(), start, inputs, C, **wanted).map(lambda t: t.to(x.q.dtype))
+
     belief = Belief(mean.movedim(2, -2).flatten(-2), covariance)
     found_variance = evidence = None
     if return_variance:
@@ -331,3 +342,10 @@ def filter_triton(
         evidence = joined(-0.5 * density.sum(2), length)
     output = joined(output.movedim(2, -2).flatten(-2), length)
     return Run(output, belief, joined(precision.movedim(2, -1), length), found_variance, evidence)
+
+
+def _too_sure(observed: Tensor, write_noise: Tensor) -> bool:
+    """Whether the filter met writes so much surer than memory that conditioning on many at once costs digits."""
+    if observed.is_meta or torch.compiler.is_compiling():
+        return False
+    return bool((observed > SURE * write_noise.detach()).any())
