@@ -70,7 +70,7 @@ def run_filter(
     if method == "recurrent" or drift is None:
         return filter_recurrent(design, initial, inputs, **wanted)
     native = backend not in ("torch", "triton") and inputs.q.device.type == "cpu"
-    rows = _noise_rows(design, initial)
+    rows = noise_rows(design, initial)
     if design.rule == "kalman" and isinstance(design.covariance, Dense):
         if backend == "triton" or (backend == "auto" and chunk_size is None and fits_triton(inputs)):
             from membydesign.ops.kalman.triton import filter_triton
@@ -117,7 +117,7 @@ def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tenso
     if dense and drift is not None and fits_triton(inputs) and not _differentiated(belief, inputs):
         from membydesign.ops.kalman.triton_step import step_triton
 
-        output, belief, precision = step_triton(drift, _noise_rows(design, belief), belief, x)
+        output, belief, precision = step_triton(drift, noise_rows(design, belief), belief, x)
         return output, belief, precision.unsqueeze(1)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
@@ -150,7 +150,7 @@ def fits_triton(inputs: Inputs) -> bool:
     return on_gpu and q.shape[-1] <= triton_table.LARGEST and triton_table.installed()
 
 
-def _noise_rows(design: DesignModel, belief: Belief) -> Tensor:
+def noise_rows(design: DesignModel, belief: Belief) -> Tensor:
     """The diagonal of N, [D], or [1] where all rows are alike."""
     everywhere = type(design.transition).noise_rows is Transition.noise_rows
     return belief.mean.new_ones(1) if everywhere else design.transition.noise_rows(belief.mean)
