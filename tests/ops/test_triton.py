@@ -178,14 +178,24 @@ def test_tf32x3_is_an_option():
     """The interpreter multiplies in float32 whatever is asked for; the option reaches the kernel."""
     design = DESIGNS["dense-identity"]
     problem = moderate(random_problem(design, B=1, H=1, T=5, D=16, dtype=torch.float32))
-    inputs = mbd.ops.checks.check_inputs(design, problem.q, problem.k, problem.v, {**dict.fromkeys(
-        ("process_noise", "write_noise", "prior_variance", "log_decay", "angle")), **problem.parameters}, lead="B,T,H")
+    inputs = mbd.ops.checks.check_inputs(
+        design,
+        problem.q,
+        problem.k,
+        problem.v,
+        {
+            **dict.fromkeys(("process_noise", "write_noise", "prior_variance", "log_decay", "angle")),
+            **problem.parameters,
+        },
+        lead="B,T,H",
+    )
     belief = mbd.Belief.prior(design, 1, 1, 16, 4)
     drift = design.transition.per_row(None, None, inputs.k)
     assert drift is not None
     both = [
-        triton.filter_triton(drift, torch.ones(1), belief, inputs, return_variance=False, return_evidence=False,
-                             input_precision=way).output
+        triton.filter_triton(
+            drift, torch.ones(1), belief, inputs, return_variance=False, return_evidence=False, input_precision=way
+        ).output
         for way in ("ieee", "tf32x3")
     ]
     torch.testing.assert_close(*both)

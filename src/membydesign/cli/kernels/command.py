@@ -33,13 +33,15 @@ def _group() -> None:
 @kernels.command()
 def check(
     targets: Annotated[
-        str | None, typer.Option(help=f"What to compile for, of {', '.join(compiled.TARGETS)}. Default: all that can be.")
+        str | None,
+        typer.Option(help=f"What to compile for, of {', '.join(compiled.TARGETS)}. Default: all that can be."),
     ] = None,
     sizes: Annotated[
         str | None, typer.Option(help=f"Key sizes, of {', '.join(map(str, compiled.SIZES))}. Default: all.")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only the first layout of each size, for the largest variant of each kernel.")
+        bool,
+        typer.Option("--quick", help="Only the first layout of each size, for the largest variant of each kernel."),
     ] = False,
     run: Annotated[bool, typer.Option(help="Run the kernels in the interpreter.")] = True,
     compile: Annotated[bool, typer.Option(help="Compile the kernels.")] = True,
@@ -53,9 +55,8 @@ def check(
     if not triton_table.installed():
         oldest = ".".join(map(str, triton_table.OLDEST))
         raise fail(f"mbd kernels needs Triton {oldest} or newer: pip install 'memory-by-design[triton]'")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        if compile:
-            raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")
+    if compile and os.environ.get("TRITON_INTERPRET") == "1":
+        raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")
     names = _chosen("targets", targets, compiled.targets())
     chosen = tuple(map(int, _chosen("sizes", sizes, tuple(map(str, compiled.SIZES)))))
     jobs = list(compiled.jobs(names, chosen, first_only=quick)) if compile else []
@@ -72,7 +73,9 @@ def check(
             found.append(compiled.compiled(job))
             progress.advance(task)
     complaints = [x.complaint for x in found if x.complaint]
-    complaints += [f"{r['kernel']}, {r['design']}, D = {r['D']}: too far from the loop" for r in runs if r["of_allowed"] > 1]
+    complaints += [
+        f"{r['kernel']}, {r['design']}, D = {r['D']}: too far from the loop" for r in runs if r["of_allowed"] > 1
+    ]
     if as_json:
         print(to_json({"distances": runs, "compiled": [x.as_dict() for x in found], "complaints": complaints}), end="")
     else:

@@ -1,7 +1,7 @@
 """The Triton kernels compiled ahead of time for real targets, on a machine that has none of them.
 
-Registers and spills are ptxas's own count on the PTX that Triton makes (on AMD, those in the assembly); shared memory is
-in Triton's metadata; occupancy is the share of a multiprocessor's warps that these three leave room for.
+Registers and spills are ptxas's own count on the PTX that Triton makes (on AMD, those in the assembly); shared memory
+is in Triton's metadata; occupancy is the share of a multiprocessor's warps that these three leave room for.
 """
 
 from __future__ import annotations
@@ -177,5 +177,5 @@ def _occupancy(target: Target, registers: int, shared: int, warps: int) -> float
         blocks = min(4 * each // warps, target.shared_all // max(shared, 1))
         return min(1.0, blocks * warps / (4 * target.warps))
     each = -(-registers * target.warp // 256) * 256  # registers are handed out by 256
-    blocks = min(target.registers // (each * warps), target.warps // warps, target.shared_all // (shared + 1024))
+    blocks = min(target.registers // (each * warps), target.warps // warps, target.shared_all // (shared + 1024), 32)
     return blocks * warps / target.warps

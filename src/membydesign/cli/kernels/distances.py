@@ -1,6 +1,6 @@
 """Every kernel in Triton's interpreter beside the naive filter in float64; a program of its own, run by the command.
 
-The interpreter must be chosen before Triton is imported: `TRITON_INTERPRET=1 python -m membydesign.cli.kernels.distances`.
+Run it with TRITON_INTERPRET=1: the interpreter must be chosen before Triton is imported.
 """
 
 from __future__ import annotations

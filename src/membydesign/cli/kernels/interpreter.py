@@ -1,4 +1,4 @@
-"""Triton's interpreter, made several times faster: it prepares the language once a launch, not in every function call."""
+"""Triton's interpreter, made faster: it prepares the language once a launch, not in every call of a function."""
 
 from __future__ import annotations
 

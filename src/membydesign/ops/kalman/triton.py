@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from membydesign.ops.inputs import Inputs
 
 SURE = 64
-"""A variance along a key this many times its write noise costs float32 more digits in chunks of 16 than in the loop over
-tokens (docs/gpu.md). Such a sequence is filtered in float64, by the torch form."""
+"""A variance along a key this many times its write noise costs float32 more digits in chunks of 16 than in the loop
+over tokens (docs/gpu.md). Such a sequence is filtered in float64, by the torch form."""
 
 interpreting = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on a CPU."""
@@ -204,36 +204,36 @@ def backward(
     d_precision: Tensor | None,
     d_error: Tensor | None,
     d_variance: Tensor | None,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of what `forward` takes, before groups are summed and rows of pairs are joined: see `_gradients`."""
     shared = (keys, queries, exits, built_up, cross, write_noise, values, decay, noise)
     found = _shapes_back(*shared, across, angle, saved_M, saved_P)
     found[-2].copy_(d_mean)
     found[-1].copy_((d_covariance + d_covariance.mT) / 2)
-    names = "keys queries exits built_up cross write_noise values decay noise across angle M P".split()
+    names = ("keys", "queries", "exits", "built_up", "cross", "write_noise", "values", "decay", "noise")
+    given = dict(zip(names, (x.contiguous() for x in shared), strict=True))
+    given.pop("noise")
     B, H, G, _, D, m = saved_M.shape
     K, C = keys.shape[2:4]
     evidence = d_precision is not None or d_error is not None
     if evidence:
         d_precision = torch.zeros_like(write_noise) if d_precision is None else d_precision
         d_error = torch.zeros_like(values) if d_error is None else d_error
-    given = {"d_precision": d_precision, "d_error": d_error, "d_variance": d_variance}
+    upstream = {"d_precision": d_precision, "d_error": d_error, "d_variance": d_variance}
     launch(
         backward_kernel,
         B * H * G,
         D,
         m,
         ("d_M", "d_P"),
-        **dict(zip(names[:8], (x.contiguous() for x in shared[:8]), strict=True)),
+        **given,
         cos=noise if angle is None else _rows(angle.cos()),
         sin=noise if angle is None else _rows(angle.sin()),
         beliefs_M=saved_M,
         beliefs_P=saved_P,
         d_output=d_output.contiguous(),
-        **{name: noise if x is None else x.contiguous() for name, x in given.items()},
-        **{f"d_{name}": x for name, x in zip(names, found, strict=True)},
+        **{name: noise if x is None else x.contiguous() for name, x in upstream.items()},
+        **{f"d_{name}": x for name, x in zip((*names, "across", "angle", "M", "P"), found, strict=True)},
         scratch=keys.new_empty(B * H * G * 3 * C * D),
         K=K,
         G=G,

@@ -20,7 +20,7 @@ from membydesign.ops.kalman.triton_parts import (
 
 @triton.jit
 def read_and_write(
-    M, k, q, X, W, inverse, f, values, output, error, t, d, columns, m,
+    M, k, q, X, W, inverse, f, values, output, error, t, columns, m,
     C: tl.constexpr, ERROR: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """E = L⁻¹ (V − K̃ M₀) and O = Q̃ M₀ + W E of some value columns; returns f_C M₀ + Xᵀ E."""
@@ -104,7 +104,7 @@ def forward_kernel(
         k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
         if M_RESIDENT:
             M = read_and_write(M, k, q, X, W, inverse, f, values + own * C * m, output + own * C * m,
-                               error + own * C * m, t, d, c, m, C, ERROR, PRECISION)  # fmt: skip
+                               error + own * C * m, t, c, m, C, ERROR, PRECISION)  # fmt: skip
             if ROTATES:
                 store(M_next, M, d, c, D, m)
                 tl.debug_barrier()
@@ -117,7 +117,7 @@ def forward_kernel(
                 columns = start + tl.arange(0, BM)
                 tile = load(M_now, d, columns, D, m)
                 tile = read_and_write(tile, k, q, X, W, inverse, f, values + own * C * m, output + own * C * m,
-                                      error + own * C * m, t, d, columns, m, C, ERROR, PRECISION)  # fmt: skip
+                                      error + own * C * m, t, columns, m, C, ERROR, PRECISION)  # fmt: skip
                 if ROTATES:
                     store(M_next, tile, d, columns, D, m)
                     tl.debug_barrier()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 SLICE = tl.constexpr(8)
 """Terms of a product that a thread multiplies at a time."""
 

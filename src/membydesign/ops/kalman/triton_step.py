@@ -43,7 +43,7 @@ def predicted_rows(P, rows, d, decay, cos, sin, noise, D: tl.constexpr, ROTATES:
 def step_kernel(
     q, k, v, write_noise, decay, noise, cos, sin, M, P, output, precision, next_M, next_P, G,
     D: tl.constexpr, m: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BI: tl.constexpr,
-    P_RESIDENT: tl.constexpr, M_RESIDENT: tl.constexpr, ROTATES: tl.constexpr,
+    P_RESIDENT: tl.constexpr, ROTATES: tl.constexpr,
 ):  # fmt: skip
     """The step of `naive.py`. q, k, decay, noise (ℓ² N), cos, sin [B·H,D]; v, output [N,m]; M [N,D,m]; P [N,D,D]."""
     n = tl.program_id(0).to(tl.int64)
@@ -114,16 +114,20 @@ def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tup
     pairs = drift.angle
     decay = drift.of_rows()[:, 0].expand(B, H, D).exp()
     noise = (x.process_noise[..., None] * rows).expand(B, H, D)
-    cos, sin = (noise, noise) if pairs is None else (f(pairs[:, 0]).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+    cos, sin = (
+        (noise, noise) if pairs is None else (f(pairs[:, 0]).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+    )
     mean = belief.mean.unflatten(-1, (G, -1)).movedim(-2, 2).contiguous()
     given = [t.contiguous() for t in (x.q, x.k, x.v, x.write_noise, decay, noise, cos, sin)]
     covariance = belief.covariance.contiguous()
     output, precision = torch.empty_like(given[2]), torch.empty_like(given[3])
     next_mean, next_covariance = torch.empty_like(mean), torch.empty_like(covariance)
     tiles = table.STEP[table.padded(D)][0]
+    sizes = table.constants(tiles, D, m)
+    sizes.pop("M_RESIDENT")  # the mean is read and written once, wherever it is
     step_kernel[(B * H * G,)](
         *given, mean, covariance, output, precision, next_mean, next_covariance, G,
-        D=D, m=m, **table.constants(tiles, D, m), ROTATES=pairs is not None,
+        D=D, m=m, **sizes, ROTATES=pairs is not None,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return output, Belief(next_mean.movedim(2, -2).flatten(-2), next_covariance), precision
