@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from problems import DESIGNS, random_belief, random_problem
 
 pytest.importorskip("triton")
 from membydesign.cli.kernels.interpreter import faster
+from membydesign.ops import dispatch, filtering
 from membydesign.ops.kalman import chunk, triton, triton_step, triton_table
 
 assert triton.interpreting
@@ -162,6 +164,7 @@ def test_half_precision_inputs():
     assert out.belief.mean.dtype == torch.float32
     exact = problem.map(lambda x: x.double()).filter(method="recurrent")
     torch.testing.assert_close(out.output, exact.output.bfloat16())
+    assert exact.belief.covariance is not None
     torch.testing.assert_close(out.belief.covariance, exact.belief.covariance.float(), atol=2e-6, rtol=0)
 
 
@@ -174,31 +177,21 @@ def test_packed_sequences():
     torch.testing.assert_close(out.belief.mean.double(), exact.belief.mean, atol=5e-6, rtol=0)
 
 
-def test_tf32x3_is_an_option():
-    """The interpreter multiplies in float32 whatever is asked for; the option reaches the kernel."""
-    design = DESIGNS["dense-identity"]
-    problem = moderate(random_problem(design, B=1, H=1, T=5, D=16, dtype=torch.float32))
-    inputs = mbd.ops.checks.check_inputs(
-        design,
-        problem.q,
-        problem.k,
-        problem.v,
-        {
-            **dict.fromkeys(("process_noise", "write_noise", "prior_variance", "log_decay", "angle")),
-            **problem.parameters,
-        },
-        lead="B,T,H",
+def test_tf32x3_is_an_option(monkeypatch):
+    """The interpreter multiplies in float32 whatever is asked for; that it is asked for is all that can be seen."""
+    problem = moderate(random_problem(DESIGNS["dense-identity"], B=1, H=1, T=5, D=16, dtype=torch.float32))
+    exact = problem.filter(backend="triton").output
+    asked = []
+    forward = triton.OPERATOR.apply
+    monkeypatch.setattr(
+        triton, "OPERATOR", triton.OPERATOR._replace(apply=lambda *x: asked.append(x[-1]) or forward(*x))
     )
-    belief = mbd.Belief.prior(design, 1, 1, 16, 4)
-    drift = design.transition.per_row(None, None, inputs.k)
-    assert drift is not None
-    both = [
-        triton.filter_triton(
-            drift, torch.ones(1), belief, inputs, return_variance=False, return_evidence=False, input_precision=way
-        ).output
-        for way in ("ieee", "tf32x3")
-    ]
-    torch.testing.assert_close(*both)
+    monkeypatch.setenv("MEMBYDESIGN_INPUT_PRECISION", "tf32x3")
+    torch.testing.assert_close(problem.filter(backend="triton").output, exact)
+    assert asked == ["tf32x3"]
+    monkeypatch.setenv("MEMBYDESIGN_INPUT_PRECISION", "tf32")
+    with pytest.raises(ValueError, match='^MEMBYDESIGN_INPUT_PRECISION: expected "ieee" or "tf32x3", got \'tf32\''):
+        problem.filter(backend="triton")
 
 
 @pytest.mark.parametrize("name", ["dense-identity", "dense_2_groups-rotation_real"])
@@ -246,7 +239,7 @@ def test_writes_too_sure_for_float32_go_on_in_float64(monkeypatch):
     monkeypatch.setattr(triton, "filter_chunk", chunk.filter_chunk)
     keys = near_duplicates()
     design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense())
-    noises = {"process_noise": 0.0, "write_noise": 1e-9}
+    noises: dict[str, Any] = {"process_noise": 0.0, "write_noise": 1e-9}
     exact = mbd.filter_sequence(design, *[keys.double()] * 3, **noises, method="recurrent").output
     out = mbd.filter_sequence(design, keys, keys, keys, **noises, backend="triton").output
     torch.testing.assert_close(out, exact.float())
@@ -269,8 +262,8 @@ def test_decoding_step(name, D, monkeypatch):
     if D == 64:
         monkeypatch.setitem(triton_table.STEP, 64, (triton_table.Tiles(16, 16, 4),))
     exact = problem.filter(method="recurrent")
-    monkeypatch.setattr(mbd.ops.dispatch, "fits_triton", lambda _: True)
-    monkeypatch.setattr(mbd.ops.filtering, "native_step", lambda *_: None)
+    monkeypatch.setattr(dispatch, "fits_triton", lambda _: True)
+    monkeypatch.setattr(filtering, "native_step", lambda *_: None)
     belief = mbd.Belief.prior(design, 1, 2, D, 6, dtype=torch.float64)
     calls = []
     step = triton_step.step_triton
@@ -325,7 +318,7 @@ class KernelContract(DesignContract):
     backend = "triton"
     method = "chunk"
 
-    test_65536_tokens_in_float32 = None  # the interpreter takes hours
+    test_65536_tokens_in_float32: Any = None  # the interpreter takes hours
     test_covariance_stays_symmetric_and_positive = pytest.mark.slow(
         DesignContract.test_covariance_stays_symmetric_and_positive
     )

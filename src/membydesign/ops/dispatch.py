@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -65,7 +65,7 @@ def run_filter(
     return_evidence: bool,
 ) -> Run:
     """Filter [B,T] by the given method; a drift that is no decay or rotation of rows always goes token by token."""
-    wanted = {"return_variance": return_variance, "return_evidence": return_evidence}
+    wanted: dict[str, Any] = {"return_variance": return_variance, "return_evidence": return_evidence}
     drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
     if method == "recurrent" or drift is None:
         return filter_recurrent(design, initial, inputs, **wanted)
@@ -75,7 +75,7 @@ def run_filter(
         if backend == "triton" or (backend == "auto" and chunk_size is None and fits_triton(inputs)):
             from membydesign.ops.kalman.triton import filter_triton
 
-            return filter_triton(drift, rows, initial, inputs, **wanted)
+            return filter_triton(drift, rows, initial, inputs, input_precision=_input_precision(), **wanted)
         choice = native_choice(inputs.q.shape[-1], chunk_size)
         if native and cpu.available(inputs.q.dtype, choice.by_token):
             return cpu.filter_native(
@@ -161,6 +161,14 @@ def _differentiated(belief: Belief, inputs: Inputs) -> bool:
     if torch.compiler.is_compiling():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*belief, *inputs))
+
+
+def _input_precision() -> str:
+    """How the GPU kernels multiply: MEMBYDESIGN_INPUT_PRECISION in the environment, "ieee" unless it is set."""
+    wanted = os.environ.get("MEMBYDESIGN_INPUT_PRECISION", "ieee")
+    if wanted not in ("ieee", "tf32x3"):
+        raise ValueError(f'MEMBYDESIGN_INPUT_PRECISION: expected "ieee" or "tf32x3", got {wanted!r}')
+    return wanted
 
 
 def _mean_chunk(native: bool, D: int, *, each_column: bool = False) -> int:

@@ -42,19 +42,19 @@ def problem(transition: mbd.Transition, groups: int, D: int) -> tuple[mbd.Design
     return design, given
 
 
-def everything(design: mbd.DesignModel, given: dict[str, torch.Tensor], **way: Any) -> dict[str, torch.Tensor]:
+def everything(design: mbd.DesignModel, given: dict[str, Any], **way: Any) -> dict[str, torch.Tensor]:
     """All that the filter returns, and the gradients of its sum of squares."""
-    leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
-    out = mbd.filter_sequence(design, **leaves, return_variance=True, return_evidence=True, **way)  # pyright: ignore[reportArgumentType]
+    leaves: dict[str, Any] = {name: x.clone().requires_grad_() for name, x in given.items()}
+    out = mbd.filter_sequence(design, **leaves, return_variance=True, return_evidence=True, **way)
     found = {"output": out.output, "mean": out.belief.mean, "covariance": out.belief.covariance}
     found |= {"variance": out.variance, "log_evidence": out.log_evidence}
     present = {name: x for name, x in found.items() if x is not None}
-    loss = sum(x.square().mean() for x in present.values())
-    gradients = torch.autograd.grad(loss, list(leaves.values()))  # pyright: ignore[reportArgumentType]
+    loss = torch.stack([x.square().mean() for x in present.values()]).sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
     return {**present, **{f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}}
 
 
-def far(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+def far(found: dict[str, Any], exact: dict[str, Any]) -> dict[str, float]:
     """The distance of each quantity, gradients together."""
     distances: dict[str, float] = {}
     for name, x in exact.items():
@@ -64,26 +64,25 @@ def far(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[
     return distances
 
 
-def step(design: mbd.DesignModel, given: dict[str, torch.Tensor]) -> dict[str, float]:
+def step(design: mbd.DesignModel, given: dict[str, Any]) -> dict[str, float]:
     """The decoding kernel after the first tokens, beside the naive step."""
     from membydesign.ops.checks import check_inputs
     from membydesign.ops.dispatch import noise_rows
     from membydesign.ops.kalman.triton_step import step_triton
 
     wide = {name: x.double() for name, x in given.items()}
-    before = mbd.filter_sequence(design, **{name: x[:, :-1] for name, x in wide.items()}).belief  # pyright: ignore[reportArgumentType]
+    before = mbd.filter_sequence(design, **{name: x[:, :-1] for name, x in wide.items()}).belief
     now = {name: x[:, -1] for name, x in wide.items()}
-    y, belief = mbd.filter_step(design, before, **now)  # pyright: ignore[reportArgumentType]
-    sequences = {name: given[name] for name in ("q", "k", "v")}
+    y, belief = mbd.filter_step(design, before, **now)
     names = ("process_noise", "write_noise", "prior_variance", "log_decay", "angle")
-    inputs = check_inputs(design, **sequences, parameters={n: given.get(n) for n in names}, lead="B,T,H")
+    inputs = check_inputs(design, given["q"], given["k"], given["v"], {n: given.get(n) for n in names}, lead="B,T,H")
     inputs = inputs.between(LENGTH - 1, LENGTH)
     single = before.map(lambda x: x.float())
     drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
     assert drift is not None
     output, after, _ = step_triton(drift, noise_rows(design, single), single, inputs.at(0))
-    names = ("output", "mean", "covariance")
-    return far(dict(zip(names, (output, *after), strict=True)), dict(zip(names, (y, *belief), strict=True)))  # pyright: ignore[reportArgumentType]
+    found = {"output": output, "mean": after.mean, "covariance": after.covariance}
+    return far(found, {"output": y, "mean": belief.mean, "covariance": belief.covariance})
 
 
 def main(sizes: list[int]) -> None:

@@ -24,6 +24,6 @@ def faster() -> None:
         seen.clear()
         return run(self, *args, **kwargs)
 
-    once.once = True
-    interpreter._patch_lang = once
+    setattr(once, "once", True)  # noqa: B010 - a mark that this was done
+    setattr(interpreter, "_patch_lang", once)  # noqa: B010
     launch.__call__ = launched

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 from torch import Tensor
+from triton import knobs
 
 from membydesign.belief import Belief
 from membydesign.design import RowDrift
@@ -35,7 +36,7 @@ SURE = 64
 """A variance along a key this many times its write noise costs float32 more digits in chunks of 16 than in the loop
 over tokens (docs/gpu.md). Such a sequence is filtered in float64, by the torch form."""
 
-interpreting = triton.knobs.runtime.interpret
+interpreting: bool = knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on a CPU."""
 
 
@@ -58,7 +59,7 @@ def launch(kernel: Any, programs: int, D: int, m: int, changed: tuple[str, ...],
         _tuned(kernel, D, m, changed)[(programs,)](**arguments, D=D, m=m, C=table.CHUNK)
 
 
-def _shapes(*inputs: Any) -> tuple[Tensor, ...]:
+def _shapes(*inputs: Any) -> Any:
     keys, values, mean, covariance, with_variance, with_error, save = (inputs[i] for i in (0, 6, 11, 12, 13, 14, -1))
     B, H, G, D, m = mean.shape
     K, C = keys.shape[2:4]
@@ -168,7 +169,7 @@ def forward(
     return output, mean, covariance, precision, error, variance, observed, beliefs_M, beliefs_P
 
 
-def _shapes_back(*inputs: Any) -> tuple[Tensor, ...]:
+def _shapes_back(*inputs: Any) -> Any:
     keys, queries, exits, built_up, cross, write_noise, values, decay, noise, across, angle, *_ = inputs
     G = write_noise.shape[2]
 

@@ -3,7 +3,6 @@
 d… is the gradient of …; those of symmetric matrices are symmetric.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import triton

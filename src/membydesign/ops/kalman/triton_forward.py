@@ -1,6 +1,5 @@
 """The forward kernel of the dense filter: one program for each batch entry, head and noise group walks the chunks."""
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import triton

@@ -3,7 +3,6 @@
 Tiles are powers of two; what lies beyond D, M or a row of pointers is read as 0 and never written.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import triton

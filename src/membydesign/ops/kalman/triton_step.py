@@ -3,7 +3,6 @@
 P and M are read once and written once; one program for each batch entry, head and noise group.
 """
 
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
