@@ -56,7 +56,8 @@ def launch(kernel: Any, programs: int, D: int, m: int, changed: tuple[str, ...],
         choices = (table.FORWARD if kernel is forward_kernel else table.BACKWARD)[table.padded(D)]
         kernel[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, **table.constants(choices[0], D, m))
     else:
-        _tuned(kernel, D, m, changed)[(programs,)](**arguments, D=D, m=m, C=table.CHUNK)
+        tuned = _tuned(kernel, D, m, changed)
+        tuned[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, enable_fp_fusion=True)
 
 
 def _shapes(*inputs: Any) -> Any:

@@ -127,6 +127,6 @@ def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tup
     step_kernel[(B * H * G,)](
         *given, mean, covariance, output, precision, next_mean, next_covariance, G,
         D=D, m=m, **sizes, ROTATES=pairs is not None,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
     )  # fmt: skip
     return output, Belief(next_mean.movedim(2, -2).flatten(-2), next_covariance), precision
