@@ -5,6 +5,7 @@ Run from the root of the repository: .venv/bin/python docs/figures/gpu_kernel.py
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.patches import FancyBboxPatch
@@ -36,7 +37,8 @@ def draw(path: Path) -> None:
         axes.axis("off")
         for x, title in ((1.5, "global memory, read"), (8.2, "one program: chunk after chunk"), (15.1, "written")):
             axes.text(x, 8.45, title, ha="center", fontsize=9, fontweight="bold")
-        box(axes, 0.2, 5.9, 2.6, 1.9, "made by torch for\nall chunks at once:\nK̃, Q̃, J, f$_C$, n$_C$,\nnoise of G and H", "global")
+        made = "made by torch for\nall chunks at once:\nK̃, Q̃, J, f$_C$, n$_C$,\nnoise of G and H"
+        box(axes, 0.2, 5.9, 2.6, 1.9, made, "global")
         box(axes, 0.2, 3.6, 2.6, 1.2, "V, r²", "global")
         box(axes, 0.2, 1.0, 2.6, 1.2, "initial belief\nM, P", "global")
         steps = (
@@ -48,9 +50,10 @@ def draw(path: Path) -> None:
         )
         for y, text in steps:
             box(axes, 4.1, y, 8.6, 0.75, text, "products")
-        for (above, _), (below, _) in zip(steps, steps[1:], strict=False):
+        for (above, _), (below, _) in pairwise(steps):
             arrow(axes, (8.4, above - 0.05), (8.4, below + 0.82))
-        box(axes, 4.1, 0.7, 8.6, 1.1, "P [D×D] and M [D×m] in registers, float32, from chunk to chunk\n(D = 256: in L2, panels of 16 rows at a time)", "registers")
+        kept = "P [D×D] and M [D×m] in registers, float32, from chunk to chunk"
+        box(axes, 4.1, 0.7, 8.6, 1.1, f"{kept}\n(D = 256: in L2, panels of 16 rows at a time)", "registers")
         arrow(axes, (8.4, 2.45), (8.4, 1.88))
         axes.annotate("", (4.0, 7.25), (4.0, 1.3), arrowprops={"arrowstyle": "->", "color": "#1f77b4", "linewidth": 1.4,
                       "connectionstyle": "bar,fraction=-0.1"})  # fmt: skip

@@ -56,8 +56,9 @@ def launch(kernel: Any, programs: int, D: int, m: int, changed: tuple[str, ...],
         choices = (table.FORWARD if kernel is forward_kernel else table.BACKWARD)[table.padded(D)]
         kernel[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, **table.constants(choices[0], D, m))
     else:
-        tuned = _tuned(kernel, D, m, changed)
-        tuned[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, enable_fp_fusion=True)
+        with torch.cuda.device_of(arguments["keys"]):  # Triton launches on the device that is current
+            tuned = _tuned(kernel, D, m, changed)
+            tuned[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, enable_fp_fusion=True)
 
 
 def _shapes(*inputs: Any) -> Any:
@@ -135,7 +136,7 @@ def forward(
         B * H * G,
         D,
         m,
-        ("beliefs_M", "beliefs_P"),
+        () if save else ("beliefs_M", "beliefs_P"),  # where each try while tuning must find the start again
         keys=keys,
         queries=queries,
         exits=exits,

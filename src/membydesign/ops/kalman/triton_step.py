@@ -5,6 +5,7 @@ P and M are read once and written once; one program for each batch entry, head a
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,9 +125,10 @@ def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tup
     tiles = table.STEP[table.padded(D)][0]
     sizes = table.constants(tiles, D, m)
     sizes.pop("M_RESIDENT")  # the mean is read and written once, wherever it is
-    step_kernel[(B * H * G,)](
-        *given, mean, covariance, output, precision, next_mean, next_covariance, G,
-        D=D, m=m, **sizes, ROTATES=pairs is not None,
-        num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
-    )  # fmt: skip
+    with torch.cuda.device_of(x.q) if x.q.is_cuda else nullcontext():  # Triton launches on the device that is current
+        step_kernel[(B * H * G,)](
+            *given, mean, covariance, output, precision, next_mean, next_covariance, G,
+            D=D, m=m, **sizes, ROTATES=pairs is not None,
+            num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
+        )  # fmt: skip
     return output, Belief(next_mean.movedim(2, -2).flatten(-2), next_covariance), precision
