@@ -144,18 +144,20 @@ def compiled(job: Job) -> Compiled:
 
 
 def _of_nvidia(ptx: str, job: Job) -> tuple[int, int]:
-    """Registers and bytes spilled, as the ptxas that comes with Triton counts them."""
-    import triton
+    """Registers and bytes spilled, as the ptxas that Triton itself takes for this target counts them, as it calls it."""
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    target = TARGETS[job.target]
     arch = next(line.split()[1] for line in ptx.splitlines() if line.startswith(".target")).rstrip(",")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
-        command = [str(ptxas), "-v", f"-arch={arch}", str(source), "-o", str(Path(folder) / "kernel.cubin")]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        flags = ["-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={arch}"]
+        command = [get_ptxas(target.arch).path, *flags, str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stderr
     registers, stores = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    if registers is None or stores is None:
+    if done.returncode or registers is None or stores is None:
         raise RuntimeError(f"ptxas did not say what {job.title} takes: {said}")
     return int(registers[1]), int(stores[1])
 

@@ -118,6 +118,7 @@ def forward_kernel(
                 tile = read_and_write(tile, k, q, X, W, inverse, f, values + own * C * m, output + own * C * m,
                                       error + own * C * m, t, columns, m, C, ERROR, PRECISION)  # fmt: skip
                 if ROTATES:
+                    tl.debug_barrier()
                     store(M_next, tile, d, columns, D, m)
                     tl.debug_barrier()
                     tile = turned_rows(tile, M_next, d, columns, D, m, cosine, sine)
