@@ -144,7 +144,7 @@ def compiled(job: Job) -> Compiled:
 
 
 def _of_nvidia(ptx: str, job: Job) -> tuple[int, int]:
-    """Registers and bytes spilled, as the ptxas that Triton itself takes for this target counts them, as it calls it."""
+    """Registers and bytes spilled, as the ptxas that Triton takes for this target counts them."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     target = TARGETS[job.target]

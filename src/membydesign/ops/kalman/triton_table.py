@@ -27,8 +27,8 @@ class Tiles(NamedTuple):
         panel: rows of P that are held at a time; 0 if all of P stays on chip.
         columns: the most value columns that are held at a time; the mean stays on chip if it has no more.
         warps: threads of a program, by 32.
-        stages: how many chunks ahead inputs are fetched. Only 1 is sound: a belief that one chunk leaves in memory is read
-            by the next, and Triton would fetch it too early.
+        stages: how many chunks ahead inputs are fetched. Only 1 is sound: a belief that one chunk leaves in memory is
+            read by the next, and Triton would fetch it too early.
     """
 
     panel: int
