@@ -153,7 +153,7 @@ def _of_nvidia(ptx: str, job: Job) -> tuple[int, int]:
         source = Path(folder) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
         flags = ["-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={arch}"]
-        command = [get_ptxas(target.arch).path, *flags, str(source), "-o", str(Path(folder) / "kernel.cubin")]
+        command = [get_ptxas(int(target.arch)).path, *flags, str(source), "-o", str(Path(folder) / "kernel.cubin")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stderr
     registers, stores = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
