@@ -237,7 +237,7 @@ def backward(
         d_output=d_output.contiguous(),
         **{name: noise if x is None else x.contiguous() for name, x in upstream.items()},
         **{f"d_{name}": x for name, x in zip((*names, "across", "angle", "M", "P"), found, strict=True)},
-        scratch=keys.new_empty(B * H * G * 3 * C * D),
+        scratch=keys.new_empty(B * H * G * 4 * C * D),
         K=K,
         G=G,
         ROTATES=angle is not None,

@@ -77,7 +77,7 @@ def backward_kernel(
     """Gradients of what `forward_kernel` takes, those that groups share for each group apart: [N,K,...].
 
     d_M [N,D,m] and d_P [N,D,D] hold the gradients of the belief at the end, and then of that at the start. d_angle
-    [N,K,D] are two terms for each pair, whose sum is the gradient of the angle Θ_C. scratch is [N,3,C,D].
+    [N,K,D] are two terms for each pair, whose sum is the gradient of the angle Θ_C. scratch is [N,4,C,D].
     """
     n = tl.program_id(0).to(tl.int64)
     head, first = n // G, n * (K + 1)
@@ -85,7 +85,7 @@ def backward_kernel(
     diagonal, lower = t[:, None] == t[None, :], t[:, None] >= t[None, :]
     d_M += n * D * m
     d_P += n * D * D
-    scratch += n * 3 * C * D
+    scratch += n * 4 * C * D
     if P_RESIDENT:
         dP = load(d_P, d, d, D, D)
     if M_RESIDENT:
@@ -149,6 +149,7 @@ def backward_kernel(
         inverse, pivots = factor(Gram + tl.where(diagonal, r2[:, None], 0.0), C)
         W = tl.where(lower, product(H, tl.trans(inverse), PRECISION), 0.0)
         X = product(inverse, U * f[None, :] + load(exits + at * C * D, t, d, C, D), PRECISION)
+        store(scratch + 3 * C * D, U, t, d, C, D)  # out of registers until it is needed
 
         # O, E and M; K̃ and Q̃ anew, since as factors of products they take many registers
         tl.debug_barrier()
@@ -169,6 +170,8 @@ def backward_kernel(
                 tl.debug_barrier()
                 store(d_M, tile, d, columns, D, m)
             tl.debug_barrier()
+        store(d_keys + own * C * D, dk, t, d, C, D)
+        store(d_queries + own * C * D, dq, t, d, C, D)
         dW = tl.where(lower, dW, 0.0)
         weight = tl.zeros([C], k.dtype)
         if VARIANCE:
@@ -202,11 +205,13 @@ def backward_kernel(
         # K̃ and Q̃
         tl.debug_barrier()
         k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
+        U = load(scratch + 3 * C * D, t, d, C, D)
         df += tl.sum(dJ * U, 0)
         along = product(dG, k, PRECISION)
         dU = f[None, :] * dJ + along + product(tl.trans(dH), q, PRECISION)
         along += dU
-        dq += product(dH, U, PRECISION)
+        dq = load(d_queries + own * C * D, t, d, C, D) + product(dH, U, PRECISION)
+        dk = load(d_keys + own * C * D, t, d, C, D)
         if P_RESIDENT:
             before = load(P0, d, d, D, D)
             dk += product(along, before, PRECISION)
@@ -223,6 +228,7 @@ def backward_kernel(
                 if VARIANCE:
                     q_rows = load(queries + at * C * D, t, rows, C, D)
                     dq += product(2 * weight[:, None] * q_rows, panel, PRECISION)
+        tl.debug_barrier()
         store(d_keys + own * C * D, dk, t, d, C, D)
         store(d_queries + own * C * D, dq, t, d, C, D)
 
