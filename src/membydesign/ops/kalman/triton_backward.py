@@ -21,10 +21,11 @@ from membydesign.ops.kalman.triton_parts import (
 
 @triton.jit
 def mean_back(
-    dM, M0, k, q, X, W, inverse, f, values, d_output, d_error, d_values, dX, dk, dq, dW, Z, df, t, columns, m,
-    C: tl.constexpr, EVIDENCE: tl.constexpr, PRECISION: tl.constexpr,
+    dM, M0, keys, queries, X, W, inverse, f, values, d_output, d_error, d_values, dX, dk, dq, dW, Z, df, t, d, columns,
+    m: tl.constexpr, D: tl.constexpr, C: tl.constexpr, EVIDENCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Through O, E and M of some value columns: dM₀, and dX, dk̃, dq̃, dW, Lᵀ dL and df with what they add."""
+    k, q = load(keys, t, d, C, D), load(queries, t, d, C, D)
     V, dO = load(values, t, columns, C, m), load(d_output, t, columns, C, m)
     E = product(inverse, V - product(k, M0, PRECISION), PRECISION)
     dE = product(tl.trans(W), dO, PRECISION) + product(X, dM, PRECISION)
@@ -153,20 +154,20 @@ def backward_kernel(
 
         # O, E and M; K̃ and Q̃ anew, since as factors of products they take many registers
         tl.debug_barrier()
-        k, q = load(keys + at * C * D, t, d, C, D), load(queries + at * C * D, t, d, C, D)
+        ks, qs = keys + at * C * D, queries + at * C * D
         dX, dk, dq = tl.zeros([C, BD], k.dtype), tl.zeros([C, BD], k.dtype), tl.zeros([C, BD], k.dtype)
         dW, Z, df = tl.zeros([C, C], k.dtype), tl.zeros([C, C], k.dtype), tl.zeros([BD], k.dtype)
         v, dv, do, de = values + own * C * m, d_values + own * C * m, d_output + own * C * m, d_error + own * C * m
         if M_RESIDENT:
             dM, dX, dk, dq, dW, Z, df = mean_back(
-                dM, load(M0, d, c, D, m), k, q, X, W, inverse, f, v, do, de, dv, dX, dk, dq, dW, Z, df, t, c, m,
-                C, EVIDENCE, PRECISION)  # fmt: skip
+                dM, load(M0, d, c, D, m), ks, qs, X, W, inverse, f, v, do, de, dv, dX, dk, dq, dW, Z, df, t, d, c, m,
+                D, C, EVIDENCE, PRECISION)  # fmt: skip
         else:
             for start in tl.range(0, m, BM, disable_licm=True):
                 columns = start + tl.arange(0, BM)
                 tile, dX, dk, dq, dW, Z, df = mean_back(
-                    load(d_M, d, columns, D, m), load(M0, d, columns, D, m), k, q, X, W, inverse, f, v, do, de, dv,
-                    dX, dk, dq, dW, Z, df, t, columns, m, C, EVIDENCE, PRECISION)  # fmt: skip
+                    load(d_M, d, columns, D, m), load(M0, d, columns, D, m), ks, qs, X, W, inverse, f, v, do, de,
+                    dv, dX, dk, dq, dW, Z, df, t, d, columns, m, D, C, EVIDENCE, PRECISION)  # fmt: skip
                 tl.debug_barrier()
                 store(d_M, tile, d, columns, D, m)
             tl.debug_barrier()

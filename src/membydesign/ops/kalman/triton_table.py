@@ -40,7 +40,7 @@ class Tiles(NamedTuple):
 FORWARD: dict[int, tuple[Tiles, ...]] = {
     16: (Tiles(0, 64, 2), Tiles(0, 64, 4)),
     32: (Tiles(0, 64, 4), Tiles(0, 64, 8)),
-    64: (Tiles(0, 64, 8), Tiles(0, 16, 8)),
+    64: (Tiles(0, 64, 8),),
     128: (Tiles(0, 16, 8), Tiles(32, 32, 8)),
     256: (Tiles(16, 16, 8),),
 }
@@ -48,9 +48,9 @@ FORWARD: dict[int, tuple[Tiles, ...]] = {
 
 BACKWARD: dict[int, tuple[Tiles, ...]] = {
     16: (Tiles(0, 64, 4),),
-    32: (Tiles(0, 64, 8), Tiles(0, 16, 4)),
-    64: (Tiles(0, 16, 8), Tiles(16, 16, 8)),
-    128: (Tiles(0, 16, 8), Tiles(16, 16, 8)),
+    32: (Tiles(0, 16, 4),),
+    64: (Tiles(0, 16, 8),),
+    128: (Tiles(16, 16, 8),),
     256: (Tiles(16, 16, 8),),
 }
 
