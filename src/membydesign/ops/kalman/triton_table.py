@@ -41,7 +41,7 @@ FORWARD: dict[int, tuple[Tiles, ...]] = {
     16: (Tiles(0, 64, 2), Tiles(0, 64, 4)),
     32: (Tiles(0, 64, 4), Tiles(0, 64, 8)),
     64: (Tiles(0, 64, 8),),
-    128: (Tiles(0, 16, 8), Tiles(32, 32, 8)),
+    128: (Tiles(32, 32, 8), Tiles(0, 16, 8)),
     256: (Tiles(16, 16, 8),),
 }
 """For each padded D; the first is the default."""
