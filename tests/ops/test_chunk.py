@@ -125,7 +125,7 @@ def test_bad_chunk_sizes_are_refused(chunk_size):
 
 
 def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match='backend: expected "auto", "torch", "cpu" or "fla", got \'cuda\''):
+    with pytest.raises(ValueError, match='backend: expected "auto", "torch", "cpu", "triton" or "fla", got \'cuda\''):
         random_problem(DESIGNS["dense-identity"]).filter(backend="cuda")
 
 

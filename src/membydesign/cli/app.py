@@ -23,6 +23,7 @@ from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
 from membydesign.cli.generate import generate
+from membydesign.cli.kernels.command import kernels
 from membydesign.cli.report import report
 from membydesign.cli.reproduce import reproduce
 from membydesign.cli.say import AsJson, console, fail
@@ -42,6 +43,7 @@ app.command()(generate)
 app.command()(reproduce)
 app.command()(report)
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(kernels, name="kernels")
 
 
 @app.callback(invoke_without_command=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.generalised_delta import chunk as generalised_delta
 from membydesign.ops.kalman import chunk as kalman
-from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu
+from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu, triton_table
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
@@ -67,14 +68,17 @@ def run_filter(
     return_evidence: bool,
 ) -> Run:
     """Filter [B,T] by the given method; a drift that is no decay or rotation of rows always goes token by token."""
-    wanted = {"return_variance": return_variance, "return_evidence": return_evidence}
+    wanted: dict[str, Any] = {"return_variance": return_variance, "return_evidence": return_evidence}
     drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
     if method == "recurrent" or drift is None:
         return filter_recurrent(design, initial, inputs, **wanted)
-    native = backend != "torch" and inputs.q.device.type == "cpu"
-    everywhere = type(design.transition).noise_rows is Transition.noise_rows
-    rows = initial.mean.new_ones(1) if everywhere else design.transition.noise_rows(initial.mean)
+    native = backend not in ("torch", "triton") and inputs.q.device.type == "cpu"
+    rows = noise_rows(design, initial)
     if design.rule == "kalman" and isinstance(design.covariance, Dense):
+        if backend == "triton" or (backend == "auto" and chunk_size is None and fits_triton(inputs)):
+            from membydesign.ops.kalman.triton import filter_triton
+
+            return filter_triton(drift, rows, initial, inputs, input_precision=_input_precision(), **wanted)
         choice = native_choice(inputs.q.shape[-1], chunk_size)
         if native and cpu.available(inputs.q.dtype, choice.by_token):
             return cpu.filter_native(
@@ -159,8 +163,63 @@ def run_generalised_delta(
 def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tensor, Belief, Tensor]:
     """One token, [B,1]: the read-out [B,H,M], the new belief, and the precision of the write [B,1,H,G]."""
     x = inputs.at(0)
+    dense = design.rule == "kalman" and isinstance(design.covariance, Dense)
+    drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
+    if dense and drift is not None and fits_triton(inputs) and not _differentiated(belief, inputs):
+        from membydesign.ops.kalman.triton_step import step_triton
+
+        output, belief, precision = step_triton(drift, noise_rows(design, belief), belief, x)
+        return output, belief, precision.unsqueeze(1)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
+
+
+def refuse_triton(design: DesignModel, inputs: Inputs, chunk_size: int | None) -> None:
+    """Raise if `backend="triton"` cannot be had for this design, device, size or type."""
+    D, kind = inputs.q.shape[-1], inputs.q.device.type
+    others = 'backend: expected "auto" or "torch" for'
+    if not triton_table.installed():
+        oldest = ".".join(map(str, triton_table.OLDEST))
+        raise ValueError(f'backend: expected one that is installed, got "triton": pip install "triton>={oldest}"')
+    if design.rule != "kalman" or not isinstance(design.covariance, Dense):
+        raise ValueError(f'{others} {design.title}, which has no Triton kernel, got "triton"')
+    if kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            f'{others} tensors on {inputs.q.device}, got "triton", which needs a GPU (or TRITON_INTERPRET=1 in the '
+            "environment from the start, to run its kernels slowly on a CPU)"
+        )
+    if D > triton_table.LARGEST:
+        raise ValueError(f'{others} keys of size {D}, got "triton", whose kernels go up to {triton_table.LARGEST}')
+    if chunk_size not in (None, triton_table.CHUNK):
+        raise ValueError(f'chunk_size: expected None or {triton_table.CHUNK} with backend="triton", got {chunk_size}')
+
+
+def fits_triton(inputs: Inputs) -> bool:
+    """Whether the Triton kernels are the best way for these inputs: float32, on a GPU, of a size that they have."""
+    q = inputs.q
+    on_gpu = q.device.type == "cuda" and q.dtype == torch.float32
+    return on_gpu and q.shape[-1] <= triton_table.LARGEST and triton_table.installed()
+
+
+def noise_rows(design: DesignModel, belief: Belief) -> Tensor:
+    """The diagonal of N, [D], or [1] where all rows are alike."""
+    everywhere = type(design.transition).noise_rows is Transition.noise_rows
+    return belief.mean.new_ones(1) if everywhere else design.transition.noise_rows(belief.mean)
+
+
+def _differentiated(belief: Belief, inputs: Inputs) -> bool:
+    """Whether a gradient may be asked for, or torch follows each operation: then the step is taken in torch."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*belief, *inputs))
+
+
+def _input_precision() -> str:
+    """How the GPU kernels multiply: MEMBYDESIGN_INPUT_PRECISION in the environment, "ieee" unless it is set."""
+    wanted = os.environ.get("MEMBYDESIGN_INPUT_PRECISION", "ieee")
+    if wanted not in ("ieee", "tf32x3"):
+        raise ValueError(f'MEMBYDESIGN_INPUT_PRECISION: expected "ieee" or "tf32x3", got {wanted!r}')
+    return wanted
 
 
 def _mean_chunk(native: bool, D: int, *, each_column: bool = False) -> int:

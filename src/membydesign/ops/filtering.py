@@ -10,7 +10,7 @@ import torch
 
 from membydesign.belief import Belief
 from membydesign.ops import checks
-from membydesign.ops.dispatch import run_filter, run_fla, run_step
+from membydesign.ops.dispatch import refuse_triton, run_filter, run_fla, run_step
 from membydesign.ops.one_look import Given, check_after, check_before
 from membydesign.ops.packed import run_packed
 from membydesign.ops.step import native_step
@@ -60,7 +60,7 @@ def filter_sequence(
     cu_seqlens: Tensor | None = None,
     method: Literal["chunk", "recurrent"] = "chunk",
     chunk_size: int | None = None,
-    backend: Literal["auto", "torch", "cpu", "fla"] = "auto",
+    backend: Literal["auto", "torch", "cpu", "triton", "fla"] = "auto",
     state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
@@ -85,9 +85,9 @@ def filter_sequence(
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
         method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
-        backend: "torch" for any device, "cpu" for native code, "fla" for flash-linear-attention's GPU kernels (designs
-            that keep no covariance); by default whichever is fastest where the tensors are. docs/chunk-form.md says
-            which is taken when.
+        backend: "torch" for any device, "cpu" for native code, "triton" for the GPU kernels of the dense filter, "fla" for
+            flash-linear-attention's GPU kernels (designs that keep no covariance); by default whichever is fastest
+            where the tensors are. docs/chunk-form.md says which is taken when.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
             float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
         return_variance: also return the variance of every read.
@@ -113,8 +113,8 @@ def filter_sequence(
     """
     if method not in ("chunk", "recurrent"):
         raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
-    if backend not in ("auto", "torch", "cpu", "fla"):
-        raise ValueError(f'backend: expected "auto", "torch", "cpu" or "fla", got {backend!r}')
+    if backend not in ("auto", "torch", "cpu", "triton", "fla"):
+        raise ValueError(f'backend: expected "auto", "torch", "cpu", "triton" or "fla", got {backend!r}')
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
@@ -127,6 +127,8 @@ def filter_sequence(
     inputs = checks.check_inputs(design, q, k, v, parameters, lead="B,T,H", state_dtype=state_dtype)
     if backend == "cpu" and q.device.type != "cpu":
         raise ValueError(f'backend: expected "auto" or "torch" for tensors on {q.device}, got "cpu"')
+    if backend == "triton":
+        refuse_triton(design, inputs, chunk_size)
     if return_variance and not design.has_variance:
         raise ValueError(
             f"return_variance: expected False for {design.title}, which keeps no covariance (use covariance=Dense() "

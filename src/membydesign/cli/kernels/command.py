@@ -1,0 +1,131 @@
+"""`mbd kernels check`: the GPU kernels, checked as far as that goes without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from membydesign.cli.kernels import compiled, distances
+from membydesign.cli.say import AsJson, console, fail
+from membydesign.files import to_json
+from membydesign.ops.kalman import triton_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+kernels = typer.Typer(no_args_is_help=True, help="The Triton kernels for GPUs.")
+
+
+@kernels.callback()
+def _group() -> None:
+    """The Triton kernels for GPUs."""
+
+
+@kernels.command()
+def check(
+    targets: Annotated[
+        str | None,
+        typer.Option(help=f"What to compile for, of {', '.join(compiled.TARGETS)}. Default: all that can be."),
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help=f"Key sizes, of {', '.join(map(str, compiled.SIZES))}. Default: all.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Only the first layout of each size, for the largest variant of each kernel."),
+    ] = False,
+    run: Annotated[bool, typer.Option(help="Run the kernels in the interpreter.")] = True,
+    compile: Annotated[bool, typer.Option(help="Compile the kernels.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Every kernel in Triton's interpreter beside the naive filter, then compiled for real GPUs; needs none.
+
+    Exits with 1 if a distance is beyond its table, if a block would need more shared memory than its GPU has, or if
+    registers spill at D ≤ 64. Nothing is timed: that takes a GPU.
+    """
+    if not triton_table.installed():
+        oldest = ".".join(map(str, triton_table.OLDEST))
+        raise fail(f"mbd kernels needs Triton {oldest} or newer: pip install 'memory-by-design[triton]'")
+    if compile and os.environ.get("TRITON_INTERPRET") == "1":
+        raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")
+    names = _chosen("targets", targets, compiled.targets())
+    chosen = tuple(map(int, _chosen("sizes", sizes, tuple(map(str, compiled.SIZES)))))
+    jobs = list(compiled.jobs(names, chosen, first_only=quick)) if compile else []
+    runs, found = [], []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        rows = 2 * len(distances.DESIGNS) * len(chosen) if run else 0
+        task = progress.add_task("in the interpreter", total=rows + len(jobs))
+        for row in _interpreted(chosen) if run else ():
+            runs.append(row)
+            progress.update(task, advance=1, description=f"in the interpreter, D = {row['D']}")
+        for job in jobs:
+            progress.update(task, description=job.title)
+            found.append(compiled.compiled(job))
+            progress.advance(task)
+    complaints = [x.complaint for x in found if x.complaint]
+    complaints += [
+        f"{r['kernel']}, {r['design']}, D = {r['D']}: too far from the loop" for r in runs if r["of_allowed"] > 1
+    ]
+    if as_json:
+        print(to_json({"distances": runs, "compiled": [x.as_dict() for x in found], "complaints": complaints}), end="")
+    else:
+        _show(runs, found)
+        for complaint in complaints:
+            console().print(f"[red]{escape(complaint)}[/]", highlight=False, soft_wrap=True)
+    if complaints:
+        raise typer.Exit(1)
+
+
+def _chosen(option: str, given: str | None, there: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = there if given is None else tuple(part.strip() for part in given.split(","))
+    if unknown := set(wanted) - set(there):
+        raise fail(f"--{option}: expected some of {', '.join(there)}, got {', '.join(sorted(unknown))}")
+    return wanted
+
+
+def _interpreted(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Rows of `distances`, from a process that was told to interpret before it imported Triton."""
+    command = [sys.executable, "-W", "ignore", "-m", "membydesign.cli.kernels.distances", *map(str, sizes)]
+    process = subprocess.Popen(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+    _, said = process.communicate()
+    if process.returncode:
+        raise fail(f"the kernels did not run in the interpreter: {said.strip().splitlines()[-1]}")
+
+
+def _show(runs: list[dict[str, Any]], found: list[compiled.Compiled]) -> None:
+    if runs:
+        table = Table(title="float32 kernels in the interpreter, distance from the float64 loop", title_justify="left")
+        quantities = list(distances.MOST)
+        for heading in ("kernel", "design", "D", *quantities):
+            table.add_column(heading, justify="left" if heading in ("kernel", "design") else "right")
+        for row in runs:
+            cells = (f"{row[what]:.0e}" if what in row else "" for what in quantities)
+            table.add_row(row["kernel"], row["design"], str(row["D"]), *cells)
+        table.add_row("allowed", "", "", *(f"{distances.MOST[what]:.0e}" for what in quantities), style="dim")
+        console().print(table)
+    if found:
+        table = Table(title="Compiled, with as many value columns as rows; bytes", title_justify="left")
+        headings = ("target", "kernel", "D", "variant", "panel", "columns", "warps", "registers", "spills", "shared")
+        for heading in (*headings, "occupancy"):
+            table.add_column(heading, justify="left" if heading in ("target", "kernel", "variant") else "right")
+        for x in found:
+            tiles = (str(n) if n else "all" for n in (x.job.tiles.panel, x.job.tiles.columns, x.job.tiles.warps))
+            counts = (str(n) for n in (x.registers, x.spills, x.shared))
+            where = (x.job.target, x.job.kernel, str(x.job.D), x.job.variant)
+            table.add_row(*where, *tiles, *counts, f"{x.occupancy:.0%}", style="red" if x.complaint else None)
+        console().print(table)
