@@ -85,8 +85,8 @@ def filter_sequence(
         cu_seqlens: boundaries [N+1] of N sequences packed into one row (B = 1); belief starts afresh at each.
         method: "chunk", many tokens at once, exactly; or "recurrent", the loop over tokens that specifies the filter.
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
-        backend: "torch" for any device, "cpu" for native code, "triton" for the GPU kernels of the dense filter, "fla" for
-            flash-linear-attention's GPU kernels (designs that keep no covariance); by default whichever is fastest
+        backend: "torch" for any device, "cpu" for native code, "triton" for the GPU kernels of the dense filter, "fla"
+            for flash-linear-attention's GPU kernels (designs that keep no covariance); by default whichever is fastest
             where the tensors are. docs/chunk-form.md says which is taken when.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
             float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
