@@ -261,3 +261,8 @@ def test_a_missing_figure_is_named(folder, tmp_path):
 )
 def test_notes_in_html(text, expected):
     assert note(text) == expected
+
+
+def test_a_result_names_the_command_as_one_types_it():
+    assert record.command(["/usr/bin/mbd", "reproduce", "recall"]) == "mbd reproduce recall"
+    assert record.command(["/lib/membydesign/cli/__main__.py", "report", "a b"]) == "mbd report 'a b'"

@@ -129,7 +129,7 @@ class Provenance:
         return Provenance(
             experiment=experiment,
             preset=preset,
-            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            command=command(sys.argv),
             commit=commit(),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             seconds=round(seconds, 2),
@@ -140,6 +140,12 @@ class Provenance:
                 "machine": f"{platform.system()} {platform.machine()}",
             },
         )
+
+
+def command(words: Sequence[str]) -> str:
+    """What was typed, as one types it: `python -m membydesign.cli` is `mbd`."""
+    program = Path(words[0]).name
+    return shlex.join(["mbd" if program == "__main__.py" else program, *words[1:]])
 
 
 @cache
