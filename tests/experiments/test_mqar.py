@@ -137,7 +137,7 @@ def test_cpu_has_the_paper_s_models_and_vocabulary_short_sequences_and_large_lea
         ours, theirs = getattr(CPU, variant), getattr(PAPER, variant)
         largest = max(theirs.learning_rates)
         assert {rate for rate in theirs.learning_rates if rate >= 1e-3} <= set(ours.learning_rates)
-        assert max(ours.learning_rates) == 1e-2 > largest
+        assert max(ours.learning_rates) > largest
         assert {kind.vocab_size for kind in ours.kinds} == {8192}
         assert {kind.length for kind in ours.kinds} == {64}
         if variant != "base":  # for which the paper gives neither lengths nor pairs
