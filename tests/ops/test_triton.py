@@ -12,6 +12,8 @@ import torch
 
 import membydesign as mbd
 from contract import DesignContract
+from membydesign.cli.bench import accuracy
+from membydesign.cli.bench.problem import Size
 from problems import DESIGNS, random_belief, random_problem
 
 pytest.importorskip("triton")
@@ -310,6 +312,21 @@ mbd.filter_sequence(design, q, k, v, process_noise=0.1, write_noise=0.1)
 assert "triton" not in sys.modules and "membydesign.ops.kalman.triton" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+
+
+class TestHardStreams:
+    """Where float32 is hard pressed, the kernels, with what they hand on in float64, lose no more than the loop does."""
+
+    @pytest.mark.parametrize("name", accuracy.STREAMS)
+    @pytest.mark.parametrize("D", [16, 64])
+    def test_no_more_is_lost_than_in_the_loop(self, name, D, monkeypatch):
+        monkeypatch.setattr(accuracy, "WAYS", {"loop": {"method": "recurrent"}, "kernels": {"backend": "triton"}})
+        found = accuracy.distances(accuracy.STREAMS[name], Size(1, 1, 100, D))
+        loop, kernels = found["loop"], found["kernels"]
+        assert loop is not None
+        assert kernels is not None
+        for quantity, value in kernels._asdict().items():
+            assert value <= max(2 * getattr(loop, quantity), 1e-6), f"{quantity}: {value:.1e}, loop {loop}"
 
 
 class KernelContract(DesignContract):
