@@ -315,7 +315,7 @@ assert "triton" not in sys.modules and "membydesign.ops.kalman.triton" not in sy
 
 
 class TestHardStreams:
-    """Where float32 is hard pressed, the kernels, with what they hand on in float64, lose no more than the loop does."""
+    """Where float32 is hard pressed, the kernels and what they hand on in float64 lose no more than the loop does."""
 
     @pytest.mark.parametrize("name", accuracy.STREAMS)
     @pytest.mark.parametrize("D", [16, 64])
