@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce bench test test-slow lint format
+.PHONY: help setup reproduce bench test test-slow kernels lint format
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,6 +36,9 @@ test: .venv/ready  ## run the tests, without the slow ones
 
 test-slow: .venv/evaluation  ## run the slow tests
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine: registers, spills, shared memory (minutes)
+	$(BIN)/mbd kernels check --targets sm_80,sm_90 --no-run
 
 lint: .venv/ready  ## ruff, pyright and the one-way order of imports
 	$(BIN)/ruff check .

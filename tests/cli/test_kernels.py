@@ -70,3 +70,4 @@ def test_complaints():
     assert "8 bytes spilled" in (compiled.Compiled(job, 255, 8, 1000, 0.1).complaint or "")
     assert "shared memory" in (compiled.Compiled(job, 255, 0, 200_000, 0.1).complaint or "")
     assert compiled.Compiled(job._replace(D=128), 255, 8, 1000, 0.1).complaint is None
+    assert compiled.Compiled(job._replace(target="gfx942"), 255, 8, 1000, 0.1).complaint is None

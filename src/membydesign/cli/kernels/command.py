@@ -50,7 +50,7 @@ def check(
     """Every kernel in Triton's interpreter beside the naive filter, then compiled for real GPUs; needs none.
 
     Exits with 1 if a distance is beyond its table, if a block would need more shared memory than its GPU has, or if
-    registers spill at D ≤ 64. Nothing is timed: that takes a GPU.
+    registers spill at D ≤ 64 on NVIDIA's GPUs. Nothing is timed: that takes a GPU.
     """
     if not triton_table.installed():
         oldest = ".".join(map(str, triton_table.OLDEST))

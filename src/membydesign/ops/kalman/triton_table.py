@@ -48,7 +48,7 @@ FORWARD: dict[int, tuple[Tiles, ...]] = {
 
 BACKWARD: dict[int, tuple[Tiles, ...]] = {
     16: (Tiles(0, 64, 4),),
-    32: (Tiles(0, 16, 4),),
+    32: (Tiles(16, 16, 4),),
     64: (Tiles(16, 16, 8),),
     128: (Tiles(16, 16, 8),),
     256: (Tiles(16, 16, 8),),
