@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from closeness import assert_close
-from membydesign.models import next_token_losses, token_cross_entropies, token_divergences, token_losses
+from membydesign.models import next_token_losses, token_cross_entropies, token_divergences
 from membydesign.retrofit import (
     LossWeights,
     freeze,
@@ -144,9 +144,16 @@ def test_the_control_is_next_token_cross_entropy():
     assert packed.shape == (4 + 2,), "empty sequences count for nothing"
 
 
-@pytest.mark.parametrize(("slice_size", "few"), [(1, 0), (4, 0), (11, 0), (100, 0), (4, 330), (4, 329)])
-def test_divergences_are_those_of_full_logits(slice_size, few, monkeypatch):
-    monkeypatch.setattr(token_losses, "FEW", few)
+def assert_same_gradients(found, expected, leaves, weights, tolerance):
+    """Of weighted sums of losses, for weights that are all the same and for others."""
+    for each in (weights, torch.full_like(weights, 0.3)):
+        ours, theirs = (torch.autograd.grad(x @ each, leaves, retain_graph=True) for x in (found, expected))
+        for one, other in zip(ours, theirs, strict=True):
+            assert_close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("slice_size", [1, 4, 11, 100])
+def test_divergences_are_those_of_full_logits(slice_size):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 11, 5, dtype=torch.float64, generator=generator)
     head, other = torch.randn(2, 30, 5, dtype=torch.float64, generator=generator)
@@ -159,20 +166,64 @@ def test_divergences_are_those_of_full_logits(slice_size, few, monkeypatch):
     expected = torch.distributions.kl_divergence(*categorical)
     assert_close(found, expected, 1e-12)
     weights = torch.randn(11, dtype=torch.float64, generator=generator)
-    for ours, theirs in zip(
-        torch.autograd.grad(found @ weights, (y, other)),
-        torch.autograd.grad(expected @ weights, (y, other)),
-        strict=True,
-    ):
-        assert_close(ours, theirs, 1e-12)
+    assert_same_gradients(found, expected, (y, other), weights, 1e-12)
 
 
-def test_cross_entropies_are_those_of_full_logits():
+@pytest.mark.parametrize("leaves", ["hidden", "head", "both"])
+@pytest.mark.parametrize("slice_size", [1, 4, 11, 100])
+def test_cross_entropies_are_those_of_full_logits(slice_size, leaves):
     generator = torch.Generator().manual_seed(0)
-    x, head = torch.randn(11, 5, generator=generator), torch.randn(30, 5, generator=generator)
+    x = torch.randn(11, 5, dtype=torch.float64, generator=generator)
+    head = torch.randn(30, 5, dtype=torch.float64, generator=generator)
     targets = torch.randint(30, (11,), generator=generator)
-    found = token_cross_entropies(x, targets, head, slice_size=4)
-    assert_close(found, F.cross_entropy(x @ head.T, targets, reduction="none"), 1e-6)
+    trained = {"hidden": (x,), "head": (head,), "both": (x, head)}[leaves]
+    for tensor in trained:
+        tensor.requires_grad_()
+    found = token_cross_entropies(x, targets, head, slice_size=slice_size)
+    expected = F.cross_entropy(x @ head.T, targets, reduction="none")
+    assert_close(found, expected, 1e-12)
+    assert_same_gradients(
+        found, expected, trained, torch.randn(11, dtype=torch.float64, generator=generator), tolerance=1e-12
+    )
+    with torch.no_grad():
+        assert_close(token_cross_entropies(x, targets, head, slice_size=slice_size), expected, 1e-12)
+
+
+def test_large_logits_do_not_overflow():
+    x, head = 1e3 * torch.eye(3, requires_grad=True), torch.eye(3)
+    losses = token_cross_entropies(x, torch.tensor([0, 1, 0]), head)
+    assert losses.tolist() == [0, 0, 1000]
+    (by_x,) = torch.autograd.grad(losses.sum(), x)
+    assert by_x.tolist() == [[0, 0, 0], [0, 0, 0], [-1, 0, 1]]
+
+
+@pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
+def test_half_precision_losses_have_the_gradients_of_full_logits(precision):
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    generator = torch.Generator().manual_seed(0)
+    x, head, other = (torch.randn(n, 16, generator=generator).to(dtype) for n in (40, 30, 30))
+    targets = torch.randint(30, (40,), generator=generator)
+    weights = torch.rand(40, generator=generator)
+    for tensor in (x, head):
+        tensor.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        logits, theirs = (F.linear(x, h).float() for h in (head, other))
+        pairs = [
+            (
+                token_cross_entropies(x, targets, head, slice_size=16),
+                F.cross_entropy(logits, targets, reduction="none"),
+            ),
+            (
+                token_divergences(x.detach(), x, other, head, slice_size=16),
+                F.kl_div(
+                    logits.log_softmax(-1), theirs.detach().log_softmax(-1), reduction="none", log_target=True
+                ).sum(1),
+            ),
+        ]
+    for found, expected in pairs:
+        assert found.dtype == torch.float32
+        assert_close(found, expected, 1e-5)
+        assert_same_gradients(found, expected, (x, head), weights, 2e-2)  # products are rounded to eight bits
 
 
 class Largest(TorchDispatchMode):
@@ -188,8 +239,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_no_more_logits_than_a_slice_are_made_and_none_are_kept(monkeypatch):
-    monkeypatch.setattr(token_losses, "FEW", 0)
+def test_no_more_logits_than_a_slice_are_made_and_none_are_kept():
     tokens, width, vocabulary = 64, 4, 1000
     x, y, head = torch.randn(tokens, width), torch.randn(tokens, width, requires_grad=True), torch.randn(1000, width)
     kept = []

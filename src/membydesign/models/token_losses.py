@@ -1,4 +1,4 @@
-"""Losses of tokens over large vocabularies, a slice of tokens at a time."""
+"""Losses of tokens over large vocabularies, a slice of tokens at a time, in the forward pass and for the gradients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from membydesign.layers.base import positive
 from membydesign.layers.parameters import wide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from membydesign.models.modeling import MemoryForCausalLM
 
@@ -24,9 +24,6 @@ BATCH = ("input_ids", "attention_mask", "cu_seqlens")
 
 SLICE = 512
 """Tokens whose logits are in memory at a time: those of a whole batch would be the largest tensor of a run by far."""
-
-FEW = 2**25
-"""So many logits, 128 MiB in float32, are made at once and kept, which saves making them again for the gradients."""
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
@@ -72,8 +69,8 @@ def token_divergences(
 ) -> Tensor:
     r"""$\mathrm{KL}(p \,\|\, q) = \sum_w p_w (\log p_w - \log q_w)$ of each token's next-token distributions, [N].
 
-    Exact, in float32 at least, and without ever holding the logits of more than `slice_size` tokens: those of a slice
-    are computed again when gradients are. Only if all of them are no more than `FEW`, they are made at once and kept.
+    Exact, in float32 at least, and without ever holding the logits of more than `slice_size` tokens. The student gets
+    gradients, the teacher none.
 
     Args:
         teacher_hidden: last hidden states of the teacher, [N,hidden_size]; p comes from them.
@@ -82,13 +79,12 @@ def token_divergences(
         student_head: the student's.
         slice_size: tokens at a time.
     """
+    theirs, map_of_theirs = (_multiplied(x.detach()) for x in (teacher_hidden, teacher_head))
 
-    def divergence(x: Tensor, y: Tensor) -> Tensor:
-        log_p = wide(F.linear(x, teacher_head)).log_softmax(-1)
-        log_q = wide(F.linear(y, student_head)).log_softmax(-1)
-        return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+    def log_p(at: slice) -> Tensor:
+        return wide(F.linear(theirs[at], map_of_theirs)).log_softmax(-1)
 
-    return _in_slices(divergence, teacher_hidden, student_hidden, len(student_head), slice_size)
+    return _behind_head(student_hidden, student_head, log_p, _divergences, slice_size)
 
 
 def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slice_size: int = SLICE) -> Tensor:
@@ -100,23 +96,105 @@ def token_cross_entropies(hidden: Tensor, targets: Tensor, head: Tensor, *, slic
         head: the map to logits, [vocab_size,hidden_size].
         slice_size: tokens at a time.
     """
-
-    def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(wide(F.linear(x, head)), target, reduction="none")
-
-    return _in_slices(cross_entropy, hidden, targets, len(head), slice_size)
+    return _behind_head(hidden, head, lambda at: targets[at], _cross_entropies, slice_size)
 
 
-def _in_slices(
-    f: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, vocabulary: int, slice_size: int
-) -> Tensor:
+if TYPE_CHECKING:
+    Targets = Callable[[slice], Tensor]
+    Overwrite = Callable[[Tensor, Tensor], Tensor]
+    """From logits [S,vocab_size] and their targets to losses [S]; leaves the losses' derivatives in the logits."""
+
+
+def _cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """−log p of the targets [S]; ∂/∂logits is p − e_target."""
+    right = logits.gather(1, targets[:, None])
+    largest = logits.amax(-1, keepdim=True)
+    total = logits.sub_(largest).exp_().sum(-1, keepdim=True)
+    logits.div_(total).scatter_add_(1, targets[:, None], torch.full_like(right, -1))
+    return (largest + total.log() - right).squeeze(1)
+
+
+def _divergences(logits: Tensor, log_p: Tensor) -> Tensor:
+    """KL(p ‖ q) of logits of q; ∂/∂logits is q − p."""
+    log_q, p = logits.sub_(logits.logsumexp(-1, keepdim=True)), log_p.exp()
+    losses = (log_p.sub_(log_q).mul_(p)).sum(-1)
+    log_q.exp_().sub_(p)
+    return losses
+
+
+def _behind_head(hidden: Tensor, head: Tensor, targets: Targets, losses_of: Overwrite, slice_size: int) -> Tensor:
     size = positive("slice_size", slice_size)
-    if not len(first):
+    if not len(hidden):
         raise ValueError("batch: expected at least one token to predict, got none")
-    if len(first) * vocabulary <= FEW:
-        return f(first, second)
-    parts = [
-        checkpoint(f, x, y, use_reentrant=False, preserve_rng_state=False)
-        for x, y in zip(first.split(size), second.split(size), strict=True)
-    ]
-    return torch.cat(parts)
+    hidden, head = _multiplied(hidden), _multiplied(head)
+    if torch.is_grad_enabled() and (hidden.requires_grad or head.requires_grad):
+        return _BehindHead.apply(hidden, head, targets, losses_of, size)
+    with torch.no_grad():
+        return torch.cat([losses for _, losses, _ in _slices(hidden, head, targets, losses_of, size)])
+
+
+def _multiplied(x: Tensor) -> Tensor:
+    """In the type in which autocast multiplies, where it is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _slices(
+    hidden: Tensor, head: Tensor, targets: Targets, losses_of: Overwrite, size: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Slice by slice: its place, its losses, and their derivatives by its logits, which the next slice overwrites."""
+    logits = hidden.new_empty(min(size, len(hidden)), len(head))
+    for start in range(0, len(hidden), size):
+        at = slice(start, start + size)
+        some = hidden[at]
+        made = torch.mm(some, head.t(), out=logits[: len(some)])
+        precise = wide(made)  # itself, unless it is of half precision
+        losses = losses_of(precise, targets(at))
+        yield at, losses, made if precise is made else made.copy_(precise)
+
+
+class _BehindHead(torch.autograd.Function):
+    """Losses of logits that are never all there, with gradients that are made in the forward pass, while they are.
+
+    The gradient by the head is a sum over tokens, so it is made as if all losses counted the same, as they do in a
+    mean. If it turns out that they do not, the logits are made once more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Targets, losses_of: Overwrite, size: int) -> Tensor:
+        by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        by_head = wide(torch.zeros_like(head)) if ctx.needs_input_grad[1] else None
+        found = []
+        for at, losses, by_logits in _slices(hidden, head, targets, losses_of, size):
+            found.append(losses)
+            if by_hidden is not None:
+                torch.mm(by_logits, head, out=by_hidden[at])
+            if by_head is not None:
+                _add_product(by_head, by_logits, hidden[at])
+        ctx.save_for_backward(hidden, head, by_hidden, by_head)
+        ctx.again = targets, losses_of, size
+        return torch.cat(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, head, by_hidden, by_head = ctx.saved_tensors
+        if by_hidden is not None:
+            by_hidden = (by_hidden * weights[:, None]).to(hidden.dtype)
+        if by_head is not None:
+            if bool((weights == weights[0]).all()):
+                by_head = by_head * weights[0]
+            else:
+                by_head = torch.zeros_like(by_head)
+                for at, _, by_logits in _slices(hidden, head, *ctx.again):
+                    _add_product(by_head, by_logits.mul_(weights[at, None]), hidden[at])
+            by_head = by_head.to(head.dtype)
+        return by_hidden, by_head, None, None, None
+
+
+def _add_product(total: Tensor, by_logits: Tensor, hidden: Tensor) -> None:
+    """Add ∂/∂head of a slice to a total that is in float32 at least."""
+    if total.dtype == hidden.dtype:
+        total.addmm_(by_logits.t(), hidden)
+    else:
+        total.add_(by_logits.t() @ hidden)
