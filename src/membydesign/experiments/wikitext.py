@@ -162,9 +162,9 @@ def _notes(config: WikitextConfig, metrics: Mapping[str, Any], runs: Sequence[Ma
         f"Trained on {tokens:,} tokens ({runs[0]['steps']:,} steps of {config.tokens_per_step:,}) of a text of "
         f"{text['training_tokens']:,}, {100 * tokens / theirs:.2g} % of the paper's {theirs:,}, with a vocabulary of "
         f"{text['vocabulary']:,}. All models of a seed see the same windows.",
-        "The Bayesian Layer has the short convolutions that Gated DeltaNet has, so that they differ in their memory, and "
-        "a decay for each row; the paper does not say whether its own had convolutions, and whether it had decays or "
-        "damped rotations.",
+        "The Bayesian Layer has the short convolutions that Gated DeltaNet has, so that they differ in their memory, "
+        "and a decay for each row; the paper does not say whether its own had convolutions, nor whether it had decays "
+        "or damped rotations.",
     ]
     hits = runs[0]["held_out"]["hit"]["tokens"]
     if hits < 1000:
