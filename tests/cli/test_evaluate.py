@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 
 import pytest
@@ -132,6 +133,16 @@ class TestNiah:
         for command, more in (("niah", ("--samples", 1)), ("perplexity", ())):
             error = mbd(command, tmp_path, *given, *more, code=2).stderr
             assert "--tokenizer: expected one of at most 90 tokens, as the model has, got token" in error
+
+    def test_a_damaged_model(self, model, tmp_path):
+        damaged = tmp_path / "damaged"
+        shutil.copytree(model, damaged)
+        weights = damaged / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        for command in ("niah", "perplexity"):
+            error = mbd(command, damaged, "--out", tmp_path / "out", code=2).stderr
+            assert "cannot be read" in error
+            assert "copy or download the model again" in error
 
 
 class TestPerplexity:

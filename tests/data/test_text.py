@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from membydesign.data.cuts import articles, whole
-from membydesign.data.text import Corpus, HubText, JoinedText, PartOfText, PythonHelp
+from membydesign.data.text import Corpus, HubText, JoinedText, PartOfText, PythonHelp, hub_text
 from membydesign.data.text_files import TextFiles
+from membydesign.evaluation.text import text_at
 
 WIKI = (
     " \n = One = \n \n It is . \n It was . \n \n = = A section = = \n \n With k \n = 1 rad / s and L = \n 2 henry . \n"
@@ -244,6 +245,14 @@ class TestDatasets:
             HubText("")
         with pytest.raises(ValueError, match="^cut: expected one of whole, articles, got 'rows'"):
             HubText("a", cut="rows")
+
+    def test_one_word(self):
+        assert hub_text("hub:some/set") == HubText("some/set")
+        assert hub_text("hub:some/set::test") == HubText("some/set", split="test")
+        assert text_at("hub:some/set:one:test") == HubText("some/set", "one", "test")
+        for name in ("hub:", "some/set", "hub:some/set:one:test:more"):
+            with pytest.raises(ValueError, match="name: expected hub:DATASET:CONFIG:SPLIT"):
+                hub_text(name)
 
     def test_a_description_asks_nobody(self):
         described = HubText("Salesforce/wikitext", "wikitext-103-v1", "test").describe()

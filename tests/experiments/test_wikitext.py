@@ -146,6 +146,20 @@ def test_texts_that_are_not_there_are_named(tmp_path):
     assert list(corpus_of(("some.txt",), tmp_path).documents()) == ["A text. " * 50]
 
 
+def test_texts_that_changed_under_runs_are_refused(tmp_path):
+    texts, workspace = Texts(("some.txt",), ("other.txt",), ("other.txt",), 258), Workspace(tmp_path, data=tmp_path)
+    (tmp_path / "some.txt").write_text("A text. " * 50)
+    (tmp_path / "other.txt").write_text("Another text. " * 50)
+    prepare(texts, workspace)
+    before = (workspace.runs / "texts.json").read_text()
+    prepare(texts, workspace)
+    (tmp_path / "other.txt").write_text("Yet another text. " * 50)
+    with pytest.raises(TextsError, match="there are others for held_out, validation .*--out"):
+        prepare(texts, workspace)
+    assert (workspace.runs / "texts.json").read_text() == before
+    prepare(texts, Workspace(tmp_path / "elsewhere", data=tmp_path))
+
+
 def test_bad_settings_are_named():
     with pytest.raises(ValueError, match="arms: expected names among bayesian_layer, .*, got 'lstm'"):
         replace(PAPER, arms=("lstm",))

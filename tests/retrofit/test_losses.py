@@ -308,6 +308,15 @@ def test_gradient_checkpointing_changes_nothing():
         assert_close(found[1][name], gradient, 1e-10, name)
 
 
+def test_reentrant_checkpointing_would_hide_the_layers_and_is_refused():
+    teacher, student = pair()
+    student.train().gradient_checkpointing_enable({"use_reentrant": True})
+    batch = {"input_ids": some_ids(2, 8)}
+    with pytest.raises(ValueError, match="student: expected outputs of layer 1 with gradients, got none"):
+        phase_b_loss(teacher, student, batch, WEIGHTS)
+    assert phase_b_loss(teacher, student, batch, WEIGHTS, matched="layer_inputs").nmse.requires_grad
+
+
 def test_half_precision_is_for_the_maps_only():
     teacher = teacher_of(dtype=torch.float32)
     student = retrofit(teacher, LAYERS)

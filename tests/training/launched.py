@@ -1,7 +1,7 @@
 """`accelerate launch launched.py WHAT FILE FOLDER`: a model is trained, and the first process writes what came out.
 
 WHAT is "plain", a model whose training is stopped and goes on in the same processes; "stages", one that is measured on
-the way; or "killed", the same, where one process is killed after step 12.
+the way; "killed", the same, where one process is killed after step 12; or "bf16", one in mixed precision.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -73,13 +74,31 @@ def stages(folder: Path, accelerator, kill_after: int | None = None):
     return made, {"measured": found}
 
 
-def shard_by_accelerate() -> None:
+def types(accelerator):
+    """Which types there are on the way through a model that is trained in mixed precision."""
+    made, found = NextToken(model()), {}
+    mixer = made.language_model.model.layers[0].mixer
+
+    def losses_of(prepared, batch):
+        losses = all_losses(prepared, batch)
+        found["losses"] = str(losses.dtype)
+        return losses
+
+    mixer.q_proj.register_forward_hook(lambda _m, _x, y: found.update(maps=str(y.dtype)))
+    mixer.register_forward_hook(lambda _m, _x, y: found.update(filters=str(y[1].memory.mean.dtype)))
+    train(made, batch_of, losses_of, SETTINGS, seed=0, until=2, accelerator=accelerator)
+    return made, {**found, "weights": sorted({str(p.dtype) for p in made.parameters()})}
+
+
+def shard_by_accelerate(precision) -> None:
     """Have Accelerate shard the model on CPUs, as it does on GPUs alone."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
-    make_accelerator()
+    make_accelerator(precision)
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    if precision == "bf16":
+        plugin.set_mixed_precision("bf16")
     AcceleratorState._shared_state.update(distributed_type=DistributedType.FSDP, fsdp_plugin=plugin)
 
 
@@ -91,10 +110,13 @@ def patience() -> float:
 
 if __name__ == "__main__":
     what, file, directory = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    asked: Any = os.environ["PRECISION"]
     if "SHARD_BY_ACCELERATE" in os.environ:
-        shard_by_accelerate()
-    launched = make_accelerator()
-    if what == "plain":
+        shard_by_accelerate(asked)
+    launched = make_accelerator(asked)
+    if what == "bf16":
+        done, result = types(launched)
+    elif what == "plain":
         done, result = plain(directory, launched)
     else:
         done, result = stages(directory, launched, kill_after=12 if what == "killed" else None)

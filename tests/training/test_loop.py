@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from membydesign.training import CheckpointError, Diverged, checkpoint, make_accelerator, train, train_in_stages
+from membydesign.models import MemoryForCausalLM
+from membydesign.training import (
+    CheckpointError,
+    Diverged,
+    checkpoint,
+    make_accelerator,
+    save_model,
+    train,
+    train_in_stages,
+)
+from training import language
 from training.problem import SETTINGS, batch_of, losses_of, model
 
 
@@ -237,6 +248,33 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000007", "step-00000014"]
     assert train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path).step == 40
+
+
+def test_a_full_disk_at_the_model_keeps_the_one_that_was_there(tmp_path, monkeypatch):
+    def full(_self, folder, **_options):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device")
+
+    language_model = language.model()
+    save_model(language_model, tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(MemoryForCausalLM, "save_pretrained", full)
+    with pytest.raises(CheckpointError, match="the model could not be written .*No space left.*the same command"):
+        save_model(language_model, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_a_garbled_log_does_not_stop_a_run(tmp_path):
+    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=14)
+    log = tmp_path / "log.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines, '{"step": \x00\x00']) + "\n")
+    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
+    found = log.read_text().splitlines()
+    assert found[: len(lines)] == lines
+    assert json.loads(found[-1])["step"] == 40
 
 
 def test_milestones_are_measured_once_and_on_the_model_of_their_step(tmp_path):

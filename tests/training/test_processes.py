@@ -26,7 +26,7 @@ WAYS = {
 GPUs, by force."""
 
 
-def launch(way: str, what: str, file: Path, folder: Path) -> int:
+def launch(way: str, what: str, file: Path, folder: Path, precision: str = "fp32") -> int:
     """The exit code of two processes that run `launched.py`."""
     words, more = WAYS[way]
     options = f"{words} --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
@@ -35,6 +35,7 @@ def launch(way: str, what: str, file: Path, folder: Path) -> int:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), *sys.path]),
         "OMP_NUM_THREADS": "1",
+        "PRECISION": precision,
         **more,
     }
     return subprocess.run([*command, SCRIPT, what, file, folder], env=environment, check=False, timeout=900).returncode
@@ -64,6 +65,16 @@ def test_two_processes_give_the_losses_of_one_and_one_goes_on_where_they_stopped
     train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=at_10, watch=watch)
     assert len(went_on) == 10
     assert found["losses"][:10] + went_on == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_half_precision_is_for_the_maps_only_also_in_shards(way, tmp_path):
+    assert launch(way, "bf16", tmp_path / "found.json", tmp_path / "run", "bf16") == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["sharded"]) == (2, way != "ddp")
+    assert (found["maps"], found["filters"], found["losses"]) == ("torch.bfloat16", "torch.float32", "torch.float32")
+    assert found["weights"] == ["torch.float32"]
 
 
 @pytest.mark.slow

@@ -130,7 +130,9 @@ def niah(
 @evaluate.command()
 def perplexity(
     model: Model,
-    text: Annotated[str, typer.Option(help="What to read: embedded, a file, or a folder.")] = EMBEDDED,
+    text: Annotated[
+        str, typer.Option(help="What to read: embedded, a file, a folder, or hub:DATASET:CONFIG:SPLIT.")
+    ] = EMBEDDED,
     lengths: Lengths = LENGTHS,
     tokens: Annotated[int | None, typer.Option(min=2, help="Only the first so many tokens of the text.")] = None,
     batch_size: BatchSize = None,

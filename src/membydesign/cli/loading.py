@@ -52,6 +52,7 @@ def load_tokenizer(source: str) -> Any:
 
 def load_model(source: str, dtype: torch.dtype | None, device: str) -> Any:
     """A causal language model: one of ours, of flash-linear-attention, or of Transformers."""
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
     from membydesign.models import fla_config, load_fla
@@ -65,6 +66,8 @@ def load_model(source: str, dtype: torch.dtype | None, device: str) -> Any:
             source, dtype=asked, use_safetensors=True, trust_remote_code=False
         )
         return found.to(device)
+    except SafetensorError as error:
+        raise fail(f"the weights of {source} cannot be read ({error}); copy or download the model again") from None
     except (OSError, ValueError, ImportError) as error:
         raise fail(f"no model at {source}: {error}") from None
 

@@ -30,7 +30,10 @@ def reproduce(
     variant: Annotated[str | None, typer.Option(help="Of mqar: base, update or block.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Of wikitext, retrofit: the folder of texts that the cpu preset reads.")
+        Path | None,
+        typer.Option(
+            help="Of wikitext, retrofit: the folder of texts that the cpu preset reads; also of RULER's essays."
+        ),
     ] = None,
     teacher: Annotated[
         str | None, typer.Option(help="Of retrofit: a folder or name on the Hub. Default: the preset's.")

@@ -132,6 +132,23 @@ class HubText(Corpus):
         return text
 
 
+HUB = "hub:"
+
+
+def hub_text(name: str) -> HubText:
+    """A dataset by one word, `hub:DATASET:CONFIG:SPLIT`; without a split its training text.
+
+    Example:
+        >>> hub_text("hub:Salesforce/wikitext:wikitext-103-v1:test").split
+        'test'
+    """
+    dataset, *more = name.removeprefix(HUB).split(":")
+    if not name.startswith(HUB) or not dataset or len(more) > 2:
+        raise ValueError(f"name: expected {HUB}DATASET:CONFIG:SPLIT, of which CONFIG may be empty, got {name!r}")
+    config, split = (*more, "", "")[:2]
+    return HubText(dataset, config or None, split or "train")
+
+
 class _BadRow(Exception):
     """A row without text, told from errors of `datasets`."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from membydesign.data.text import Corpus, JoinedText, PythonHelp
+from membydesign.data.text import HUB, Corpus, JoinedText, PythonHelp, hub_text
 from membydesign.data.text_files import TextFiles
 from membydesign.data.token_files import stretches
 from membydesign.data.tokenizer import bos_of
@@ -24,12 +24,18 @@ def text_at(source: str | Path) -> Corpus:
     """The documents of a text.
 
     Args:
-        source: "embedded" for Python's own help, or a file or folder that `TextFiles` reads.
+        source: "embedded" for Python's own help, `hub:DATASET:CONFIG:SPLIT` for a dataset of the Hugging Face Hub
+            (`hub_text`), or a file or folder that `TextFiles` reads.
     """
     if str(source) == EMBEDDED:
         return JoinedText((PythonHelp("train"), PythonHelp("validation")))
+    if str(source).startswith(HUB):
+        return hub_text(str(source))
     if not Path(source).exists():
-        raise ValueError(f"text: expected {EMBEDDED!r}, a file or a folder, got no such path {str(source)!r}")
+        raise ValueError(
+            f"text: expected {EMBEDDED!r}, {HUB}DATASET:CONFIG:SPLIT, a file or a folder, got no such path "
+            f"{str(source)!r}"
+        )
     return TextFiles(Path(source))
 
 

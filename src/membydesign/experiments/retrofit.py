@@ -32,7 +32,7 @@ from membydesign.experiments.retrofit_runs import (
 )
 from membydesign.experiments.retrofit_settings import PRESETS, Pretraining, RetrofitConfig
 from membydesign.experiments.retrofit_tables import notes, tables
-from membydesign.experiments.texts import Part, prepare_parts, prepare_tokenizer, refused
+from membydesign.experiments.texts import Part, prepare_parts, prepare_tokenizer, refused, same_texts
 from membydesign.files import write_text
 from membydesign.training import Run, processes
 
@@ -113,7 +113,9 @@ def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
         named[DRILLS] = texts.drills
     parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
     folder = prepare_parts(parts, words, workspace)
-    write_text(folder / ESSAYS, " ".join(essays.words))
+    haystack = " ".join(essays.words)
+    same_texts(parts, workspace, essays=haystack)
+    write_text(folder / ESSAYS, haystack)
     with refused():
         evaluation.check_texts(config, folder)
 

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from membydesign.data.token_files import TokenFile
 from membydesign.data.tokenizer import bos_of, check_vocabulary, load_tokenizer
@@ -123,6 +124,10 @@ def load_model(source: str, what: str = "model") -> MemoryForCausalLM:
         if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == fla_config.MODEL_TYPE:
             return load_fla(source, dtype=torch.float32)
         return MemoryForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except SafetensorError as error:
+        raise TeacherError(
+            f"{what}: expected weights that can be read, got {source!r}: {error}; make or download them again"
+        ) from error
     except (OSError, ValueError) as error:
         raise TeacherError(
             f"{what}: expected a Gated DeltaNet of flash-linear-attention's or a model of ours, by its folder or its "

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from membydesign.data.bigrams import Bigrams, count_bigrams
 from membydesign.data.repeats import RepeatedWords
-from membydesign.data.text import Corpus, HubText, JoinedText, PythonHelp
+from membydesign.data.text import HUB, Corpus, JoinedText, PythonHelp, hub_text
 from membydesign.data.text_files import TextFiles
 from membydesign.data.token_files import TokenFile, pack
 from membydesign.data.tokenizer import load_tokenizer, train_tokenizer
 from membydesign.evaluation.niah_documents import NeedleText
+from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from transformers import PreTrainedTokenizerBase
 
     from membydesign.experiments.workspace import Workspace
 
-PYTHON_HELP, HUB, NEEDLES, REPEATS = "python-help:", "hub:", "needles:", "repeats:"
+PYTHON_HELP, NEEDLES, REPEATS = "python-help:", "needles:", "repeats:"
 SPLITS = ("train", "validation", "held_out")
 TOKENIZER = "tokenizer"
 """The folder of the tokenizer beside the token files."""
+READ = "texts.json"
+"""Beside the training runs: digests of what they read."""
 
 
 class TextsError(ValueError):
@@ -85,9 +90,7 @@ def _one(name: str, data: Path | None) -> Corpus:
     if f"{kind}:" == PYTHON_HELP:
         return PythonHelp(rest)  # pyright: ignore[reportArgumentType]
     if f"{kind}:" == HUB:
-        dataset, *more = rest.split(":")
-        config, split = (*more, "", "")[:2]
-        return HubText(dataset, config or None, split or "train")
+        return hub_text(name)
     if f"{kind}:" == NEEDLES:
         count, _, about = rest.partition(":")
         return NeedleText(_one(about, data), int(count))
@@ -157,14 +160,43 @@ def prepare_parts(parts: Mapping[str, Part], words: PreTrainedTokenizerBase, wor
     return folder
 
 
+def same_texts(names: Iterable[str], workspace: Workspace, **others: str) -> None:
+    """Refuse texts that are not those of the training runs that are there: their results would be mixed.
+
+    Args:
+        names: of the token files.
+        workspace: of the experiment.
+        others: texts that are no token files.
+
+    Raises:
+        TextsError: if a text or the tokenizer has changed since.
+    """
+    folder, kept = workspace.directory / "data", workspace.runs / READ
+    now = {name: TokenFile(folder / f"{name}.safetensors").header["sha256"] for name in names}
+    now |= {name: hashlib.sha256(text.encode()).hexdigest() for name, text in others.items()}
+    if kept.exists():
+        before = json.loads(kept.read_text(encoding="utf-8"))
+        differ = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        if differ:
+            raise TextsError(
+                f"data: expected the texts that the runs in {workspace.runs} have read, and there are others for "
+                f"{', '.join(differ)} (other files, another tokenizer, or another revision on the Hub); give the same "
+                "texts, or name another folder with --out"
+            )
+    else:
+        workspace.runs.mkdir(parents=True, exist_ok=True)
+        write_text(kept, to_json(now))
+
+
 def prepare(texts: Texts, workspace: Workspace) -> Path:
     """Make what is not there yet of tokenizer, token files and counts of pairs; returns their folder.
 
     Raises:
-        TextsError: if a text or the tokenizer cannot be had.
+        TextsError: if a text or the tokenizer cannot be had, or is not the one of the runs that are there.
     """
     parts = {split: Part(getattr(texts, split)) for split in SPLITS}
     folder = prepare_parts(parts, prepare_tokenizer(texts.tokenizer, texts.train, workspace), workspace)
+    same_texts(SPLITS, workspace)
     workspace.stage("pairs of tokens")
     count_bigrams(TokenFile(folder / "train.safetensors"), folder / "bigrams.safetensors")
     return folder

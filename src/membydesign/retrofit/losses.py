@@ -179,8 +179,21 @@ def phase_b_loss(
     heads = teacher.lm_head.weight.detach(), student.lm_head.weight
     kl = token_divergences(hidden.flatten(0, 1), ours.flatten(0, 1), *heads, slice_size=slice_size)
     kl = kl.view(hidden.shape[:2]).mean(1)
-    ys = {i: own[i].y for i in layers} if matched == "tokens" else _on_inputs_of(theirs, student)
+    if matched == "tokens":
+        ys = {i: own[i].y for i in layers}
+        for i, y in ys.items():
+            if torch.is_grad_enabled() and not y.requires_grad and _trained(student, i):
+                raise ValueError(
+                    f"student: expected outputs of layer {i} with gradients, got none: reentrant checkpointing hides "
+                    'them; take gradient_checkpointing_enable({"use_reentrant": False}), which is the default'
+                )
+    else:
+        ys = _on_inputs_of(theirs, student)
     return PhaseBLoss(tuple(layers), weights, kl, torch.stack([nmse(ys[i], theirs[i].y) for i in layers]))
+
+
+def _trained(student: MemoryForCausalLM, i: int) -> bool:
+    return any(p.requires_grad for p in mixer_of(student, i).parameters())
 
 
 def _on_inputs_of(theirs: Mapping[int, Boundary], student: MemoryForCausalLM) -> dict[int, Tensor]:

@@ -6,9 +6,11 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from membydesign.models.token_losses import next_token_losses
+from membydesign.training.checkpoint import CheckpointError
 from membydesign.training.processes import processes, whole
 
 if TYPE_CHECKING:
@@ -49,14 +51,24 @@ def save_model(model: MemoryForCausalLM, folder: Path, tokenizer: Path | None = 
     """Save a model where `from_pretrained` finds it, whole or not at all, with the tokenizer of another folder.
 
     All processes must call this: shards are gathered, and the first process writes.
+
+    Raises:
+        CheckpointError: if it cannot be written, for instance on a full disk; what was at `folder` is as it was.
     """
     weights = {name: whole(value).contiguous() for name, value in model.state_dict().items()}
     if processes().is_main_process:
         partial = folder.with_name(f"{folder.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        model.save_pretrained(partial, state_dict=weights)
-        if tokenizer is not None:
-            shutil.copytree(tokenizer, partial, dirs_exist_ok=True)
+        try:
+            model.save_pretrained(partial, state_dict=weights)
+            if tokenizer is not None:
+                shutil.copytree(tokenizer, partial, dirs_exist_ok=True)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"{folder}: the model could not be written ({error}); checkpoints beside it are intact, and the same "
+                "command goes on from there once this is mended"
+            ) from error
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(partial, folder)
     processes().wait_for_everyone()

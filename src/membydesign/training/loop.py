@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from membydesign.files import write_text
 from membydesign.training import checkpoint
 from membydesign.training.processes import make_accelerator, over_all, parts, prepare, share, synchronised, whole
 
@@ -233,7 +234,8 @@ def _gradients(
     """
     total, counted, assumed = 0.0, 0, 0.0
     for batch in synchronised(accelerator, model, batches):
-        losses = losses_of(model, batch)
+        with accelerator.autocast():
+            losses = losses_of(model, batch)
         if not assumed:
             first = torch.tensor(float(losses.numel()), device=losses.device)
             assumed = max(1.0, over_all(accelerator, first)) * len(batches)
@@ -260,18 +262,24 @@ def _finite(step: int, what: str, value: float) -> None:
         raise Diverged(step, what, value)
 
 
+def _step_of(line: str) -> float:
+    """Of a line of the log; infinite if a crash has garbled it."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
 class _Log:
     """A log of JSON lines; what was written after the checkpoint that a run resumes from is dropped."""
 
     def __init__(self, directory: Path | None, step: int) -> None:
         self.path = None if directory is None else directory / LOG
         if self.path is not None and self.path.exists():
-            kept = [
-                line
-                for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-                if line.endswith("\n") and json.loads(line)["step"] <= step
-            ]
-            self.path.write_text("".join(kept), encoding="utf-8")
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
+            if kept != lines:
+                write_text(self.path, "".join(kept))
 
     def write(self, **line: float) -> None:
         if self.path is not None:

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def make_accelerator(precision: Precision = "fp32") -> Accelerator:
     if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
         AcceleratorState._reset_state()  # of an earlier run of this process; processes stay connected
     processes()  # connected before Accelerate does it, which would wait for a shorter time
-    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
+    plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
+    if plugin is not None:
+        # Accelerate would gather shards in bf16, of filters and losses too; the loop asks for autocast instead.
+        plugin.mixed_precision_policy = MixedPrecisionPolicy()
+    return accelerator
 
 
 def prepare(

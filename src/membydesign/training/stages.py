@@ -85,7 +85,7 @@ def train_in_stages(
                 f"got one of step {trained.step}; remove this folder to start the run again"
             )
         if str(step) not in found:
-            with gathered(ready.model):
+            with gathered(ready.model), ready.accelerator.autocast():
                 found[str(step)] = measure(step)
             if processes().is_main_process:
                 write_text(directory / MEASURED, to_json(found))
