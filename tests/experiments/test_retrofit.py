@@ -56,9 +56,11 @@ def test_the_paper_s_settings_to_the_letter():
     assert a.rate(25 + 1501 // 2) == pytest.approx(5e-4 * 0.55, rel=2e-3)
     assert a.rate(1525) == pytest.approx(5e-5, rel=1e-3)
     assert b.rate(49) == pytest.approx(3e-4)
+    assert b.rate(50 + 1668 // 2) == pytest.approx(3e-4 * 0.55, rel=2e-3)
     assert b.rate(1717) == pytest.approx(3e-5, rel=1e-3)
     assert PAPER.evaluation.lengths == (2048, 4096, 8192, 16384)
     assert len(PAPER.evaluation.tasks) == 6
+    assert PAPER.evaluation.samples == 200
 
 
 @pytest.mark.parametrize("both", [PAPER.distillation, CPU.distillation, SMOKE.distillation])

@@ -67,6 +67,8 @@ def test_the_paper_s_settings_to_the_letter():
     assert train.rate((317 + 7935) // 2) == pytest.approx(6e-4 * 0.55, rel=1e-3)
     assert train.rate(7934) == pytest.approx(6e-5, rel=1e-3)
     assert PAPER.held_out_windows == 288
+    assert (PAPER.texts.tokenizer, PAPER.seeds) == ("fla-hub/gla-1.3B-100B", 3)
+    assert PAPER.texts.train == ("hub:Salesforce/wikitext:wikitext-103-v1:train",)
     assert PAPER.texts.held_out == tuple(f"hub:Salesforce/wikitext:wikitext-103-v1:{s}" for s in ("validation", "test"))
 
 
