@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from membydesign.data.recall import Collisions
 from membydesign.data.seeds import generator
 from membydesign.experiments.addressed import COMPARED, UPDATES, AddressedModel, losses
+from membydesign.experiments.addressed_sweep import Choice
 
 
 def build(update, *, query_writes=False, seed=0) -> Any:
@@ -128,6 +129,19 @@ def test_gradients_reach_every_parameter(update):
     losses(model, inputs).sum().backward()
     missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert missing == []
+
+
+def test_without_a_last_norm_the_readout_sees_how_strongly_memories_answer():
+    found, sizes = batch(n_f=1), {}
+    for update in ("bayesian_layer", "bayesian_layer_unnormed"):
+        model, sizes[update] = build(update), []
+        for factor in (1.0, 10.0):
+            for block in (model.mixers[-1].o_proj, model.mlps[-1].down_proj):
+                block.weight.data.mul_(factor)
+            sizes[update].append(model.answer(found).std(-1).mean().item())
+    assert sizes["bayesian_layer_unnormed"][1] > 2 * sizes["bayesian_layer_unnormed"][0]
+    assert sizes["bayesian_layer"][1] < 1.5 * sizes["bayesian_layer"][0]
+    assert Choice("bayesian_layer_diagonal_unnormed").default == "bayesian_layer_diagonal"
 
 
 def test_starting_values():

@@ -74,7 +74,7 @@ def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     found = json.loads((out / "metrics.json").read_text())
-    assert len(found["comparisons"]) == {"recall": 22, "crowding": 4}[experiment]
+    assert len(found["comparisons"]) == {"recall": 22, "crowding": 5}[experiment]
     assert {name for name in found["figures"].values() if (out / name).is_file()} == set(found["figures"].values())
     report = (out / "report.md").read_text()
     assert all(UPDATES[update].title in report for update in COMPARED)

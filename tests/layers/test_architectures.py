@@ -111,6 +111,14 @@ class TestByName:
             assert isinstance(parameter, float) or parameter.dtype == torch.float32
 
 
+def test_a_convolution_of_one_token_starts_as_silu_alone():
+    torch.manual_seed(0)
+    one, none = (Mamba2(WIDTH, 2, 8, short_convolution=width).double() for width in (1, None))
+    none.load_state_dict({name: p for name, p in one.state_dict().items() if "conv1d" not in name})
+    x = tokens(2, 5)
+    torch.testing.assert_close(one(x)[0], none(x)[0])
+
+
 class TestStateSize:
     """The paper's table of MQAR models: 8192 numbers each, without convolutions."""
 

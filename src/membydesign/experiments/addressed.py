@@ -7,7 +7,7 @@ as key and query. Values come from the normalised stream, and so do gates and no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,12 +34,15 @@ class Update:
         design: what the memory assumes.
         noises: its variances, by name.
         row_gate: for a decay of each row, σ(W_g h + b_g), the value at which the gates start; None for no decay.
+        last_norm: whether the stream is normalised before the readout. If not, what is read less strongly is answered
+            less surely.
     """
 
     title: str
     design: DesignModel
     noises: Mapping[str, Source] = field(default_factory=dict)
     row_gate: float | None = None
+    last_norm: bool = True
 
 
 PRIOR, WRITE_NOISE, PROCESS_NOISE = 3.0, 0.05, 0.05
@@ -75,6 +78,13 @@ UPDATES = {
 
 COMPARED = tuple(UPDATES)[:6]
 """The paper's five updates and the diagonal covariance."""
+
+UNNORMED = {
+    f"{name}_unnormed": replace(UPDATES[name], title=f"{UPDATES[name].title}, no last norm", last_norm=False)
+    for name in COMPARED
+}
+"""The same with a readout that sees how strongly memories answer."""
+UPDATES |= UNNORMED
 
 PAPER_UPDATES = tuple(update for update in COMPARED if update != "bayesian_layer_diagonal")
 """Those that the paper's panels (c) and (d) show."""
@@ -152,7 +162,7 @@ class AddressedModel(nn.Module):
         self.mlps = nn.ModuleList([SwiGLU(hidden_size, inner_size, dropout=0.0) for _ in range(num_layers)])
         self.mixer_norms = nn.ModuleList([nn.RMSNorm(hidden_size, eps=1e-5) for _ in range(num_layers)])
         self.mlp_norms = nn.ModuleList([nn.RMSNorm(hidden_size, eps=1e-5) for _ in range(num_layers)])
-        self.norm = nn.RMSNorm(hidden_size, eps=1e-5)
+        self.norm = nn.RMSNorm(hidden_size, eps=1e-5) if update.last_norm else nn.Identity()
         self.head = nn.Linear(hidden_size, labels)
 
     def forward(self, tokens: Tensor, addresses: Tensor, queries: int) -> Tensor:

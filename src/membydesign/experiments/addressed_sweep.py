@@ -85,8 +85,14 @@ OPEN = (
 
 _TO_THE_END = ("bayesian_layer_from_069", "bayesian_layer+query_writes", "deltanet_style+query_writes")
 
-OPEN_CROWDING = tuple(replace(choice, steps=None) if choice.key in _TO_THE_END else choice for choice in OPEN)
-"""The same for crowding, some of them as long as the defaults."""
+OPEN_CROWDING = (
+    *(replace(choice, steps=None) if choice.key in _TO_THE_END else choice for choice in OPEN),
+    *(
+        Choice(f"{update}_unnormed")
+        for update in ("bayesian_layer", "deltanet_style", "gla_style", "bayesian_layer_diagonal")
+    ),
+)
+"""The same for crowding, some of them as long as the defaults, and readouts that see how strongly memories answer."""
 
 
 class Spread(NamedTuple):

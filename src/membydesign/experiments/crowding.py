@@ -125,15 +125,14 @@ def _claims(config: CrowdingConfig, results: Results) -> list[Check]:
         claim = inside if int(n) <= max(config.writes) else outside
         losses = results.each(config.compared, n, "cross_entropy")
         claims.append(lowest(claim, f"cross-entropy at n/D = {density:g}", "Bayesian Layer", losses))
-    first, last = str(config.test_writes[0]), str(config.test_writes[-1])
-    rise = {
-        UPDATES[update].title: results.test(update, last, "cross_entropy").mean
-        - results.test(update, first, "cross_entropy").mean
-        for update in config.compared
-    }
-    steepest = "The diagonal covariance degrades most sharply"
-    what = f"rise of the loss from n/D = {config.densities[first]:g} to {config.densities[last]:g}"
-    claims.append(highest(steepest, what, "Diagonal covariance", rise))
+    first, (edge, last) = str(config.test_writes[0]), _ends(config)
+    before = results.each(config.compared, first, "cross_entropy")
+    for end, where in ((edge, "within the range of training"), (last, "beyond the range of training")):
+        rise = {name: loss - before[name] for name, loss in results.each(config.compared, end, "cross_entropy").items()}
+        what = f"rise of the loss from n/D = {config.densities[first]:g} to {config.densities[end]:g}"
+        claims.append(
+            highest(f"The diagonal covariance degrades most sharply, {where}", what, "Diagonal covariance", rise)
+        )
     return claims
 
 

@@ -57,7 +57,7 @@ class ShortConvolution(nn.Module):
 
     Args:
         channels: n.
-        width: taps of the filter; 1 only scales.
+        width: taps of the filter; 1 only scales, and starts as SiLU alone.
         bias: whether b is there.
         silu: whether SiLU is there.
 
@@ -73,7 +73,12 @@ class ShortConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.Conv1d` does."""
+        """As `torch.nn.Conv1d` does; with one tap, which would only flip and scale channels at random, at 1 and 0."""
+        if self.width == 1:
+            nn.init.ones_(self.weight)
+            if self.bias is not None:
+                nn.init.zeros_(self.bias)
+            return
         bound = 1 / math.sqrt(self.width)
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
