@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     Entry = dict[str, Any]
 
 _TWINS = "Dashed: without the short convolution. The Bayesian Layer has none."
+TICKS = (0.1, 1, 10, 50, 90, 99, 99.9)
+"""Accuracies in per cent, on an axis that shows 99 and 99.9 apart."""
+SHOWN = (0.0005, 0.9995)
+"""The ends of that axis; what lies beyond is drawn there."""
 
 
 def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
@@ -70,16 +74,23 @@ def _beside(axis: Any, title: str | None = None) -> None:
 
 
 def _over(axis: Any, tested: Sequence[Entry], points: Callable[[Entry], dict[int, float]], label: str) -> None:
-    """One line for each arm over evenly spaced categories."""
+    """One line for each arm over evenly spaced categories, accuracies near 0 and 100 % pulled apart."""
     places = sorted({x for entry in tested for x in points(entry)})
     for entry in tested:
         found = points(entry)
         x = [places.index(each) for each in sorted(found)]
-        axis.plot(x, [100 * found[each] for each in sorted(found)], label=entry["title"], **line(entry["arm"]))
+        y = [min(max(found[each], SHOWN[0]), SHOWN[1]) for each in sorted(found)]
+        axis.plot(x, y, label=entry["title"], **line(entry["arm"]))
     axis.set_xticks(range(len(places)), [str(place) for place in places])
     axis.set_xlim(-0.25, len(places) - 0.75)
     axis.set_xlabel(label)
-    _per_cent(axis)
+    axis.set_yscale("logit")
+    axis.set_ylim(*SHOWN)
+    axis.set_yticks([x / 100 for x in TICKS], [f"{x:g}" for x in TICKS])
+    axis.minorticks_off()
+    axis.set_ylabel("test accuracy (%)")
+    axis.grid(axis="y", color="0.92", lw=0.8)
+    axis.set_axisbelow(True)
 
 
 def by_pairs(entry: Entry) -> dict[int, float]:
@@ -146,7 +157,9 @@ def _bars(axis: Any, shown: Sequence[Entry], width: float = 0.38) -> None:
             hatch = "//" if look["ls"] != "-" else None
             alpha = 0.4 if key == "untouched" else 1.0
             axis.bar(x, value, width, color=look["color"], alpha=alpha, lw=0, hatch=hatch, edgecolor="white")
-            axis.text(x, value + 1.5, f"{value:.0f}", ha="center", fontsize=7, color="0.3")
+            stroke = 100 * test["accuracy"]
+            above = stroke if 0 <= stroke - value < 5 else value  # the stroke would go through the number
+            axis.text(x, above + 1.5, f"{value:.0f}", ha="center", fontsize=7, color="0.3")
         axis.hlines(100 * test["accuracy"], i - width, i + width, color="0.1", lw=1.2, zorder=4)
         if entry["arm"] in UPDATE_ARMS:
             paper = UPDATE_BAYESIAN if entry["arm"] == "bayesian_layer" else UPDATE_OTHERS

@@ -24,14 +24,16 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
     with house_style():
         shown = list(outcome.config.compared)
         drawn = {
-            "Learned recall beyond training (grey: the range of training), pairwise margin, mean ± one deviation over "
-            "seeds": _panels(outcome, shown, "pairwise_margin", directory / "recall.png"),
+            "Learned recall beyond training, pairwise margin, mean ± one deviation over seeds. Grey: what training had "
+            f"on this axis; (d) has n_f = {RecallRun.test_writes}, beyond training everywhere": _panels(
+                outcome, shown, "pairwise_margin", directory / "recall.png"
+            ),
             "The same models: accuracy": _panels(outcome, shown, "accuracy", directory / "recall_accuracy.png"),
         }
         if outcome.config.choices:
-            drawn["What the paper leaves open: pairwise margins of every alternative (dashed) beside its default"] = (
-                _alternatives(outcome, directory / "recall_choices.png")
-            )
+            drawn[
+                "What the paper leaves open: pairwise margins of every alternative (dashed) beside its default (solid)"
+            ] = _alternatives(outcome, directory / "recall_choices.png")
         return drawn
 
 
@@ -77,7 +79,7 @@ def _alternatives(outcome: Outcome, path: Path) -> Path:
     for row, (default, choices) in zip(grid, groups.items(), strict=True):
         for axes, panel, letter in zip(row, PANELS, "cd", strict=True):
             _frame(axes, panel, letter, "pairwise_margin")
-            style = {**UPDATE_STYLES[default], "markersize": 3}
+            style = {**UPDATE_STYLES[default], "markersize": 3, "linestyle": "-"}
             lengths = {}
             for choice, marker in zip(choices, "sD^v", strict=False):
                 data = outcome.data["choices"][choice.key]
