@@ -237,7 +237,12 @@ def _distil(config: PhaseRun, directory: Path, watch: Callable[[Progress], None]
     what = config.student
     if config.phase == "a":
         student = retrofit(
-            teacher, what.layers, transition=what.transition, convolution=what.convolution, start=what.start
+            teacher,
+            what.layers,
+            transition=what.transition,
+            convolution=what.convolution,
+            start=what.start,
+            write_noise=what.write_noise,
         )
         module: nn.Module = PhaseA(teacher, student)
     else:

@@ -10,7 +10,7 @@ from membydesign.retrofit import PHASE_A, PhaseBSchedule, Stage
 from membydesign.training import TrainSettings
 
 if TYPE_CHECKING:
-    from membydesign.retrofit.replace import Convolution, Start, TransitionName
+    from membydesign.retrofit.replace import Convolution, Start, TransitionName, WriteNoise
     from membydesign.training.processes import Precision
 
 CHECKPOINT = "linear-moe-hub/Gated-Deltanet-340M"
@@ -84,6 +84,7 @@ class Student:
         transition: see `membydesign.retrofit.retrofit`; and the next two. The paper leaves it open.
         convolution: kept or dropped; the paper leaves it open.
         start: of transition and noises, which are fresh in the paper.
+        write_noise: its form, a softplus in the paper.
         matched: see `membydesign.retrofit.phase_b_loss`; the paper leaves it open.
     """
 
@@ -91,6 +92,7 @@ class Student:
     transition: TransitionName = "rotation"
     convolution: Convolution = "keep"
     start: Start = "fresh"
+    write_noise: WriteNoise = "softplus"
     matched: Literal["tokens", "layer_inputs"] = "tokens"
 
 
@@ -259,7 +261,7 @@ CPU = RetrofitConfig(
         essays="PaulGrahamEssays.json",
         most_tokens={"books": 500_000},
     ),
-    student=Student((1, 3), start="teacher"),
+    student=Student((1, 3), start="teacher", write_noise="gate"),
     distillation=Distillation(
         window=512,
         phase_a=Stage(200 * 8192, 8192),

@@ -107,7 +107,8 @@ def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
     theirs = PAPER.distillation.phase_a.tokens + PAPER.distillation.phase_b.tokens
     found = [
         f"Layers {', '.join(map(str, what.layers))} were replaced. Transition: {what.transition}; convolutions: "
-        f"{what.convolution}; start of transition and noises: {what.start}{_as_the_paper(what)}. Both phases have "
+        f"{what.convolution}; start of transition and noises: {what.start}{_as_the_paper(what, 'start')}; write noise: "
+        f"{what.write_noise}{_as_the_paper(what, 'write_noise')}. Both phases have "
         f"{tokens:,} tokens, {100 * tokens / theirs:.2g} % of the paper's {theirs:,}, and so has the control: the "
         "paper's text gives it 400M tokens, its table of settings 300M.",
     ]
@@ -129,5 +130,6 @@ def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _as_the_paper(what: Student) -> str:
-    return "" if what.start == PAPER.student.start else f" (the paper's: {PAPER.student.start})"
+def _as_the_paper(what: Student, name: str) -> str:
+    theirs = getattr(PAPER.student, name)
+    return "" if getattr(what, name) == theirs else f" (the paper's: {theirs})"

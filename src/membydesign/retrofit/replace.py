@@ -9,6 +9,7 @@ import torch
 
 from membydesign.design import DampedRotation
 from membydesign.layers import GatedDeltaNet, MemoryLayer
+from membydesign.layers.parameters import Gate
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 TransitionName = Literal["rotation", "rotation_real", "diagonal", "scalar"]
 Convolution = Literal["keep", "drop"]
 Start = Literal["teacher", "fresh"]
+WriteNoise = Literal["softplus", "gate"]
 
 TEACHER_RECURRENCE = ("a_proj", "b_proj", "A_log", "dt_bias")
 """What a Gated DeltaNet has for its decays and gates, which a Bayesian Layer does not inherit."""
@@ -36,6 +38,7 @@ def retrofit(
     transition: TransitionName = "rotation",
     convolution: Convolution = "keep",
     start: Start = "teacher",
+    write_noise: WriteNoise = "softplus",
 ) -> MemoryForCausalLM:
     r"""A copy of a Gated DeltaNet in which some layers are Bayesian Layers with a dense covariance.
 
@@ -52,8 +55,10 @@ def retrofit(
         convolution: "keep" inherits the short convolutions and the SiLU behind them (the SiLU alone, as convolutions of
             width one with weights of one, if the teacher has no others). "drop" leaves both out.
         start: of transition and noises. "teacher": the drift is the teacher's own, $A_t = \alpha_t I$, and the write
-            noise follows its gate, $r_t^2 = \mathrm{softplus}(-W_b x_t) + \epsilon$ (see `start_from`). "fresh": as any
-            Bayesian Layer starts, and nothing depends on the input.
+            noise is that of its gate, or follows it (see `start_from`). "fresh": as any Bayesian Layer starts, and
+            nothing depends on the input.
+        write_noise: $r_t^2$ of the input. "softplus": $\mathrm{softplus}(W x_t + b) + \epsilon$, as in the paper.
+            "gate": $e^{-(W x_t + b)}$, which is large where a gate is closed.
 
     Example:
         >>> config = MemoryConfig(vocab_size=99, hidden_size=32, layers=["gated_deltanet"] * 3, num_heads=2)
@@ -65,6 +70,7 @@ def retrofit(
         ("transition", transition, TransitionName),
         ("convolution", convolution, Convolution),
         ("start", start, Start),
+        ("write_noise", write_noise, WriteNoise),
     ):
         if value not in get_args(known):
             raise ValueError(f"{name}: expected one of {', '.join(get_args(known))}, got {value!r}")
@@ -73,7 +79,7 @@ def retrofit(
     places = checked_places(teacher, layers, GatedDeltaNet)
     old: list[GatedDeltaNet] = [mixer_of(teacher, i) for i in places]
     name = "bayesian_layer_rotating" if transition.startswith("rotation") else "bayesian_layer"
-    config = _config(teacher.config, places, name, _options(old[0], transition, convolution))
+    config = _config(teacher.config, places, name, _options(old[0], transition, convolution, write_noise))
     student = copy.deepcopy(teacher)
     student.config = student.model.config = config
     for i, mixer in zip(places, old, strict=True):
@@ -135,12 +141,13 @@ def start_from(new: MemoryLayer, old: GatedDeltaNet) -> None:
     r"""Let transition and write noise begin with the teacher's.
 
     $$\Delta_t = \mathrm{softplus}(W_a x_t + b_{dt}), \qquad A_{\mathrm{radius}} = A_{\log}, \qquad
-    A_{\mathrm{angle}} = 0, \qquad r_t^2 = \mathrm{softplus}(-W_b x_t) + \epsilon$$
+    A_{\mathrm{angle}} = 0, \qquad r_t^2 = e^{-W_b x_t} \text{ or } \mathrm{softplus}(-W_b x_t) + \epsilon$$
 
     The first three make $A_t = \alpha_t I$ exactly. A gate $\beta_t = \sigma(W_b x_t)$ is a write noise of
-    $e^{-W_b x_t}$ beside a variance of one, which softplus follows where writes are sure. Process noise starts as in
-    any Bayesian Layer. With noise on real rows alone the angles start small instead: from zero no gradient would lead
-    away, since nothing that was written ever reaches an imaginary row.
+    $e^{-W_b x_t}$ beside a variance of one, which softplus follows where writes are sure; where a gate is closed,
+    softplus is far smaller and lets more be written. Process noise starts as in any Bayesian Layer. With noise on real
+    rows alone the angles start small instead: from zero no gradient would lead away, since nothing that was written
+    ever reaches an imaginary row.
     """
     drift, write = new.drift, new.noises["write_noise"]
     with torch.no_grad():
@@ -150,7 +157,8 @@ def start_from(new: MemoryLayer, old: GatedDeltaNet) -> None:
         drift.A_radius.copy_(rates.expand_as(drift.A_radius))
         if isinstance(drift.transition, DampedRotation):
             drift.A_angle.mul_(SMALL_TURN if drift.transition.noise == "real" else 0)
-        write.weight.copy_(-old.b_proj.weight)  # pyright: ignore
+        gate = isinstance(write.source, Gate)
+        write.weight.copy_(old.b_proj.weight if gate else -old.b_proj.weight)  # pyright: ignore
         write.bias.zero_()  # pyright: ignore
 
 
@@ -170,7 +178,9 @@ def checked_places(model: MemoryForCausalLM, layers: Sequence[int], *kinds: type
     return sorted(places)
 
 
-def _options(old: GatedDeltaNet, transition: TransitionName, convolution: Convolution) -> dict[str, Any]:
+def _options(
+    old: GatedDeltaNet, transition: TransitionName, convolution: Convolution, write_noise: WriteNoise
+) -> dict[str, Any]:
     width = old.convolutions[0].width if old.convolutions else 1
     assert old.o_norm.eps is not None
     return {
@@ -181,6 +191,7 @@ def _options(old: GatedDeltaNet, transition: TransitionName, convolution: Convol
         "short_convolution": width if convolution == "keep" else None,
         "output_gate": old.g_proj is not None,
         "norm_eps": old.key_dim * old.o_norm.eps,
+        **({"write_noise": {"gate": 0.5}} if write_noise == "gate" else {}),
     }
 
 
