@@ -24,7 +24,7 @@ def unit(x):
     return x / (x.square().sum() + 1e-6).sqrt()
 
 
-def by_hand(old, x, *, convolution=True, fresh=False):
+def by_hand(old, x, *, convolution=True, fresh=False, gate=False):
     """What a Bayesian Layer with a teacher's weights makes of x, [T,hidden_size]: a loop over heads and tokens.
 
     Queries divided by √D and the norm's ε as in the teacher, which must come to the same as what the student does.
@@ -50,7 +50,8 @@ def by_hand(old, x, *, convolution=True, fresh=False):
                 if fresh
                 else -w["A_log"][h].exp() * F.softplus(x[t] @ w["a_proj.weight"][h] + w["dt_bias"][h])
             )
-            write_noise = 0.5 if fresh else F.softplus(-x[t] @ w["b_proj.weight"][h]) + 1e-4
+            closed = -x[t] @ w["b_proj.weight"][h]
+            write_noise = 0.5 if fresh else closed.exp() if gate else F.softplus(closed) + 1e-4
             mean, covariance = decay.exp() * mean, (2 * decay).exp() * covariance + 0.05 * identity
             gain = covariance @ k / (write_noise + k @ covariance @ k)
             mean = mean + torch.outer(gain, found["v"][t, h * M : (h + 1) * M] - mean.T @ k)
@@ -81,6 +82,17 @@ def test_the_layer_is_a_filter_with_the_teachers_weights(options, transition, co
     x = torch.randn(11, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = by_hand(mixer(teacher, 1), x, convolution=convolution == "keep")
     assert_close(mixer(student, 1)(x[None])[0][0], expected, 1e-10)
+
+
+def test_the_write_noise_may_be_that_of_the_teachers_gate(tmp_path):
+    teacher = teacher_of(2)
+    student = retrofit(teacher, [1], write_noise="gate")
+    x = 5 * torch.randn(11, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = by_hand(mixer(teacher, 1), x, gate=True)
+    assert_close(mixer(student, 1)(x[None])[0][0], expected, 1e-10)
+    student.save_pretrained(tmp_path)
+    read = MemoryForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert_close(mixer(read, 1)(x[None])[0][0], expected, 1e-10)
 
 
 @pytest.mark.parametrize("transition", ["diagonal", "scalar"])
@@ -212,6 +224,8 @@ def test_other_bad_arguments_are_refused():
         retrofit(teacher, [0], convolution=None)  # pyright: ignore
     with pytest.raises(ValueError, match="start: expected one of teacher, fresh, got 'zero'"):
         retrofit(teacher, [0], start="zero")  # pyright: ignore
+    with pytest.raises(ValueError, match="write_noise: expected one of softplus, gate, got 'exp'"):
+        retrofit(teacher, [0], write_noise="exp")  # pyright: ignore
     with pytest.raises(ValueError, match="teacher: expected a MemoryForCausalLM, got MemoryModel"):
         retrofit(teacher.model, [0])  # pyright: ignore
     with pytest.raises(ValueError, match="student: expected some other layers"):
