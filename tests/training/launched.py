@@ -77,7 +77,7 @@ def stages(folder: Path, accelerator, kill_after: int | None = None):
 def types(accelerator):
     """Which types there are on the way through a model that is trained in mixed precision."""
     made, found = NextToken(model()), {}
-    mixer = made.language_model.model.layers[0].mixer
+    mixer: Any = made.language_model.model.layers[0].mixer
 
     def losses_of(prepared, batch):
         losses = all_losses(prepared, batch)
