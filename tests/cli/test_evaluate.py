@@ -112,7 +112,10 @@ class TestNiah:
             (["--tasks", "single_9"], f"--tasks: expected some of {', '.join(TASKS)}, or all, got 'single_9'"),
             (["--lengths", "2k"], "--lengths: expected whole numbers of at least 2 with commas, such as 2048,4096"),
             (["--lengths", "300"], "--lengths: expected at least"),
-            (["--essays", "nowhere.txt"], "--essays: expected 'embedded', a file or a folder, got no such path"),
+            (
+                ["--essays", "nowhere.txt"],
+                "--essays: expected 'embedded', hub:DATASET:CONFIG:SPLIT, a file or a folder, got no such path",
+            ),
             (["--out", "README.md"], "--out: expected a folder, and README.md is a file"),
             (["--device", "nonsense"], "--device: expected cpu, or a device that this PyTorch has"),
             (["--tokenizer", "./nowhere"], "expected a folder or a name on the Hugging Face Hub"),
@@ -197,7 +200,10 @@ class TestPerplexity:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--text", "nowhere"], "--text: expected 'embedded', a file or a folder, got no such path 'nowhere'"),
+            (
+                ["--text", "nowhere"],
+                "--text: expected 'embedded', hub:DATASET:CONFIG:SPLIT, a file or a folder, got no such path 'nowhere'",
+            ),
             (["--tokens", 100, "--lengths", 101], "--lengths: expected at most the 100 tokens that there are, got 101"),
         ],
     )

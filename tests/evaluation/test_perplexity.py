@@ -226,7 +226,9 @@ def test_texts_begin_with_the_token_that_ends_them_if_there_is_no_other(tmp_path
 
 
 def test_text_that_is_none(tmp_path):
-    with pytest.raises(ValueError, match="text: expected 'embedded', a file or a folder, got no such path"):
+    with pytest.raises(
+        ValueError, match="text: expected 'embedded', hub:DATASET:CONFIG:SPLIT, a file or a folder, got no such path"
+    ):
         read_stream(tmp_path / "nothing", words_tokenizer())
     with pytest.raises(ValueError, match=r"text: expected files \*.txt or"):
         read_stream(tmp_path, words_tokenizer())

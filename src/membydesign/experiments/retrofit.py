@@ -114,10 +114,10 @@ def _prepare(config: RetrofitConfig, workspace: Workspace) -> None:
     parts = {name: Part(names, texts.most_tokens.get(name)) for name, names in named.items()}
     folder = prepare_parts(parts, words, workspace)
     haystack = " ".join(essays.words)
-    same_texts(parts, workspace, essays=haystack)
     write_text(folder / ESSAYS, haystack)
     with refused():
         evaluation.check_texts(config, folder)
+    same_texts(parts, workspace, essays=haystack)
 
 
 def _essays(name: str, data: Path | None) -> Essays:
