@@ -114,7 +114,7 @@ class TestNiah:
             (["--lengths", "300"], "--lengths: expected at least"),
             (
                 ["--essays", "nowhere.txt"],
-                "--essays: expected 'embedded', hub:DATASET:CONFIG:SPLIT, a file or a folder, got no such path",
+                "--essays: expected 'embedded', a file or a folder, got no such path",
             ),
             (["--out", "README.md"], "--out: expected a folder, and README.md is a file"),
             (["--device", "nonsense"], "--device: expected cpu, or a device that this PyTorch has"),
