@@ -1,5 +1,6 @@
 """Mixtures of MQAR: shares, epochs that visit everything once, batches by step, the paper's grids."""
 
+import time
 from collections import Counter
 from itertools import islice
 
@@ -133,6 +134,13 @@ class TestThePapersMixtures:
             *((128, 4, U) for U in (4, 2, 1, 0)),
             *((128, 16, U) for U in (16, 8, 4, 2)),
         ]
+
+    @pytest.mark.parametrize("mixture", [base_mixture(), update_mixture(), block_mixture()])
+    def test_a_hundred_thousand_examples_in_seconds(self, mixture):
+        """One second on one core of a laptop; a loop over examples would take minutes."""
+        started = time.monotonic()
+        assert len(mixture.pool(100_000, "train", 0)) == 100_000
+        assert time.monotonic() - started < 30
 
     def test_update_without_what_comes_twice(self):
         assert [k.updates for k in update_mixture((64,), (2,)).kinds] == [2, 1, 0]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -69,10 +70,11 @@ def test_results_over_seeds():
 
 @pytest.mark.parametrize("experiment", ["recall", "crowding"])
 def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
-    out = tmp_path / "result"
+    out, started = tmp_path / "result", time.monotonic()
     command = ["reproduce", experiment, "--preset", "smoke", "--out", str(out), "--workers", "1"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
+    assert time.monotonic() - started < 120
     found = json.loads((out / "metrics.json").read_text())
     assert len(found["comparisons"]) == {"recall": 22, "crowding": 5}[experiment]
     assert {name for name in found["figures"].values() if (out / name).is_file()} == set(found["figures"].values())
