@@ -46,11 +46,11 @@ def line(arm: str) -> dict[str, Any]:
     return {
         "color": COLOURS["bayesian" if bayesian else layer],
         "ls": (0, (4, 2)) if twin else (0, (1, 1)) if rotating else "-",
-        "lw": 2.4 if bayesian else 1.4,
+        "lw": 3.2 if bayesian else 1.4,
         "marker": "D" if rotating else "o",
-        "ms": 5 if bayesian else 4,
+        "ms": 7 if bayesian else 4,
         "mfc": "white" if twin else None,
-        "zorder": 5 if bayesian else 3,
+        "zorder": 3 if bayesian else 4,  # thick and behind, so that equal lines are both seen
         "clip_on": False,
     }
 
