@@ -136,7 +136,8 @@ def test_cpu_has_the_paper_s_models_and_vocabulary_short_sequences_and_large_lea
     for variant in VARIANTS:
         ours, theirs = getattr(CPU, variant), getattr(PAPER, variant)
         largest = max(theirs.learning_rates)
-        assert {rate for rate in theirs.learning_rates if rate >= 1e-3} <= set(ours.learning_rates)
+        if variant != "block":  # whose runs are long: two learning rates, both above the paper's
+            assert {rate for rate in theirs.learning_rates if rate >= 1e-3} <= set(ours.learning_rates)
         assert max(ours.learning_rates) > largest
         assert {kind.vocab_size for kind in ours.kinds} == {8192}
         assert {kind.length for kind in ours.kinds} == {64}
