@@ -176,7 +176,7 @@ def _block(found: Sequence[Entry]) -> list[Check]:
     """Of the text, which speaks of the Bayesian Layer, and of the figure, which has Gated DeltaNet beside it."""
     bridged = {
         "bayesian_layer": "Block-MQAR: the Bayesian Layer bridges the key–value gap without local mixing",
-        "gated_deltanet_no_conv": "Block-MQAR: so does Gated DeltaNet without its convolution",
+        "gated_deltanet_no_conv": "Block-MQAR: Gated DeltaNet without its convolution bridges the gap too",
     }
     ours = accuracies(found, widest(found))
     return [
