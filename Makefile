@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce bench test test-slow kernels lint format
+.PHONY: help setup reproduce bench test test-slow kernels lint format resolve lock package
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -45,6 +45,17 @@ lint: .venv/ready  ## ruff, pyright and the one-way order of imports
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+resolve: .venv/ready  ## check that the pinned versions resolve from a plain package index for every supported Python (a minute)
+	$(BIN)/python .ci/resolve.py
+
+lock: .venv/ready  ## pin what the Makefile installs: constraints.txt and, with hashes, requirements-dev.txt (UPGRADE=--upgrade)
+	$(BIN)/python .ci/resolve.py --write $(UPGRADE)
+
+package: .venv/ready  ## build sdist and wheel into dist/ and check them
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
 
 format: .venv/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .
