@@ -101,7 +101,9 @@ def test_ours_equals_theirs(rule, names, size):
     assert_close(ours, theirs, 2e-5)
     for our, their in names.items():
         scale = size.D**0.5 if their == "query" else 1.0  # theirs is q √D
-        assert_close(our_gradients[our], scale * their_gradients[their], 5e-5)
+        # Small entries of a gradient are differences of large ones, whose rounding depends on the processor.
+        largest = their_gradients[their].abs().max()
+        assert_close(our_gradients[our] / largest, scale * their_gradients[their] / largest, 5e-6)
 
 
 def test_our_decoding_step_equals_theirs():

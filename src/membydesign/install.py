@@ -1,0 +1,62 @@
+"""The pip command that hints and errors recommend, stated once.
+
+The package is on no package index, so a hint must name the place that this copy was installed from. Installers record it
+(PEP 610, `direct_url.json`): a checkout, a wheel file or a Git URL. A copy that came from an index has no such record.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+NAME = "memory-by-design"
+CHECKOUT = f"/path/to/{NAME}"
+"""How messages that are read on other machines, and the docs, name a checkout."""
+
+
+def install_hint(extra: str = "") -> str:
+    """The command that installs this copy of the package with an extra.
+
+    Example:
+        >>> install_hint("models")  # doctest: +SKIP
+        "pip install '/home/me/memory-by-design[models]'"
+    """
+    return _command(*_source(), extra)
+
+
+def portable_install_hint(extra: str = "") -> str:
+    """The same for a message that is read on another machine: a path of this one means nothing there."""
+    source, editable = _source()
+    return _command(CHECKOUT, False, extra) if _is_path(source) else _command(source, editable, extra)
+
+
+def _source() -> tuple[str, bool]:
+    """What pip installs, and whether in place."""
+    try:
+        record = distribution(NAME).read_text("direct_url.json")
+    except PackageNotFoundError:  # imported from a checkout that is not installed
+        return str(Path(__file__).resolve().parents[2]), True
+    if record is None:
+        return NAME, False
+    origin = json.loads(record)
+    url, version_control = origin["url"], origin.get("vcs_info")
+    if version_control:
+        revision = version_control.get("requested_revision")
+        return f"{version_control['vcs']}+{url}" + (f"@{revision}" if revision else ""), False
+    if urlsplit(url).scheme == "file":
+        return url2pathname(urlsplit(url).path), bool(origin.get("dir_info", {}).get("editable"))
+    return url, False
+
+
+def _is_path(source: str) -> bool:
+    return source != NAME and not urlsplit(source).scheme.startswith(("http", "git", "hg", "svn", "bzr"))
+
+
+def _command(source: str, editable: bool, extra: str) -> str:
+    wanted = f"[{extra}]" if extra else ""
+    requirement = f"{source}{wanted}" if source == NAME or _is_path(source) else f"{NAME}{wanted} @ {source}"
+    return f"pip install {'--editable ' if editable else ''}{shlex.quote(requirement)}"
