@@ -95,13 +95,6 @@ def test_generation_stops_at_the_end_token():
         assert not row[stop:].any()
 
 
-def test_what_needs_a_cropped_cache_is_refused():
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate("bayesian_layer", PROMPT[:1], assistant_model=fresh_model())
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate("bayesian_layer", PROMPT[:1], prompt_lookup_num_tokens=3)
-
-
 @pytest.mark.parametrize("kind", ["static", "quantized", "dynamic"])
 def test_other_kinds_of_cache_are_refused(kind):
     with pytest.raises(ValueError, match=f"^cache_implementation: expected None, .*got '{kind}'"):

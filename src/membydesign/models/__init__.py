@@ -5,18 +5,33 @@
 Importing this package registers them: `AutoModelForCausalLM.from_pretrained` then reads what `save_pretrained` wrote.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from membydesign.install import install_hint
 
+try:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+except ModuleNotFoundError as error:
+    package = (error.name or "transformers").partition(".")[0]
+    raise ModuleNotFoundError(
+        f"membydesign.models needs {package}: {install_hint('models')}", name=error.name
+    ) from error
+
+from membydesign.models.adapters import register_with_peft
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
 from membydesign.models.conversion import Conversion, convert_fla, load_fla
 from membydesign.models.modeling import MemoryForCausalLM, MemoryModel
-from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
+from membydesign.models.outputs import (
+    MemoryCausalLMOutput,
+    MemoryGenerateBeamOutput,
+    MemoryGenerateOutput,
+    MemoryModelOutput,
+)
 from membydesign.models.token_losses import next_token_losses, token_cross_entropies, token_divergences
 
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModel.register(MemoryConfig, MemoryModel, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
+register_with_peft(MemoryConfig.model_type)
 
 __all__ = [
     "Conversion",
@@ -24,6 +39,8 @@ __all__ = [
     "MemoryCausalLMOutput",
     "MemoryConfig",
     "MemoryForCausalLM",
+    "MemoryGenerateBeamOutput",
+    "MemoryGenerateOutput",
     "MemoryModel",
     "MemoryModelOutput",
     "convert_fla",

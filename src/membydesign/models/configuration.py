@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from contextlib import nullcontext
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from membydesign.layers import LAYERS, SequenceLayer, make_layer
 from membydesign.layers.base import positive
+from membydesign.models.arguments import unknown
 from membydesign.models.remote import AUTO_MAP, write_module
 
 if TYPE_CHECKING:
     from os import PathLike
+
+_UNDECLARED = {
+    "add_cross_attention",
+    "attn_implementation",
+    "auto_map",
+    "cross_attention_hidden_size",
+    "experts_implementation",
+    "finetuning_task",
+    "is_decoder",
+    "num_attention_heads",
+    "per_layer_config",
+    "prefix",
+    "quantization_config",
+    "sep_token_id",
+    "task_specific_params",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+}
+"""What Transformers takes, or once wrote, without an attribute of `PreTrainedConfig` that says so."""
+
+_ELSEWHERE = {
+    "d_ff": "intermediate_size",
+    "d_model": "hidden_size",
+    "depth": "num_hidden_layers",
+    "dim": "hidden_size",
+    "dropout": "mlp_dropout",
+    "ffn_dim": "intermediate_size",
+    "layer_norm_eps": "norm_eps",
+    "layer_types": "layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_heads",
+    "n_heads": "num_heads",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "rms_norm_eps": "norm_eps",
+    "width": "hidden_size",
+}
+"""Other libraries' names of arguments, and ours."""
 
 
 class MemoryConfig(PreTrainedConfig):
@@ -43,7 +87,7 @@ class MemoryConfig(PreTrainedConfig):
     """
 
     model_type = "memory_by_design"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # a list, to which the Trainer adds another
     attribute_map = {"num_attention_heads": "num_heads"}  # what Transformers calls it
 
     vocab_size: int = 32000
@@ -64,6 +108,17 @@ class MemoryConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            if not _is_known(name):
+                raise unknown(
+                    name,
+                    value,
+                    "MemoryConfig",
+                    _arguments(),
+                    _ELSEWHERE.get(name),
+                    "; options of a layer go into layer_options",
+                )
+        self._take_heads(kwargs.pop("num_attention_heads", None))
         if self.num_hidden_layers is None:
             self.num_hidden_layers = 4 if isinstance(self.layers, str) else len(self.layers)
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
@@ -83,6 +138,14 @@ class MemoryConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_heads
         super().__post_init__(**{**kwargs, "auto_map": dict(AUTO_MAP)})
         self._check()
+
+    def _take_heads(self, other: int | None) -> None:
+        """The number of heads by Transformers' name for it; before the size of a head follows from it."""
+        if other is None:
+            return
+        if self.num_heads not in (MemoryConfig.num_heads, other):
+            raise ValueError(f"num_attention_heads: expected num_heads = {self.num_heads}, its other name, got {other}")
+        self.num_heads = other
 
     def _check(self) -> None:
         if len(self.layers) != self.num_hidden_layers:
@@ -123,6 +186,27 @@ class MemoryConfig(PreTrainedConfig):
         for name in dict.fromkeys(self.layers):
             self.make_layer(name, device="meta")
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As Transformers does; keys that nobody knows, which another version wrote, are kept with a warning."""
+        strange = {name: value for name, value in config_dict.items() if not _is_known(name)}
+        if not strange:
+            return super().from_dict(config_dict, **kwargs)
+        warnings.warn(
+            f"config.json: {', '.join(strange)}: unknown and without effect; another version may have written it",
+            stacklevel=2,
+        )
+        found = super().from_dict({name: x for name, x in config_dict.items() if name not in strange}, **kwargs)
+        config = found[0] if isinstance(found, tuple) else found
+        for name, value in strange.items():
+            setattr(config, name, value)
+        return found
+
+    @classmethod
+    def from_json_file(cls, json_file: str | PathLike[str]) -> MemoryConfig:
+        """The configuration in a file."""
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write config.json, and beside it where the code is, for tools that do not import this package."""
         if not Path(save_directory).is_file():  # which Transformers refuses
@@ -141,3 +225,21 @@ class MemoryConfig(PreTrainedConfig):
         sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
         with nullcontext() if device is None else torch.device(device):
             return make_layer(name, self.hidden_size, **{**sizes, **self.layer_options.get(name, {})})
+
+
+@cache
+def _arguments() -> tuple[str, ...]:
+    """The arguments of a configuration that are not those of every configuration."""
+    common = {field.name for field in fields(PreTrainedConfig)}
+    return tuple(field.name for field in fields(MemoryConfig) if field.name not in common)
+
+
+@cache
+def _names() -> frozenset[str]:
+    everywhere = {*dir(PreTrainedConfig), *vars(PreTrainedConfig()), *vars(GenerationConfig())}
+    return frozenset({*everywhere, *_UNDECLARED, *(field.name for field in fields(MemoryConfig))})
+
+
+def _is_known(name: str) -> bool:
+    """Whether a configuration may have it; what begins with an underscore is Transformers' own."""
+    return name in _names() or name.startswith("_")

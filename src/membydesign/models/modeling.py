@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from membydesign.errors import FilterError
 from membydesign.layers import FilterLayer, SequenceLayer, Uncertainty
+from membydesign.models.adapters import register_with_peft
+from membydesign.models.arguments import LOSS, check_call
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
+from membydesign.models.finite import FiniteCheck, named
+from membydesign.models.generation import MemoryGenerationMixin
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
 from membydesign.models.padding import Unpadded, padding_of
 
@@ -85,6 +90,10 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _is_stateful = True
     _supports_sdpa = True
 
+    def __init__(self, config: MemoryConfig, *args: Any, **kwargs: Any) -> None:
+        register_with_peft(config.model_type)
+        super().__init__(config, *args, **kwargs)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -148,6 +157,8 @@ class MemoryModel(MemoryPreTrainedModel):
                 is padding.
             return_evidence: whether to return how expected each layer's writes were.
         """
+        cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
+        check_call(self, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"input_ids: expected exactly one of input_ids and inputs_embeds, got {got}")
@@ -165,7 +176,6 @@ class MemoryModel(MemoryPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = self._cache(past_key_values, use_cache)
-        cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
         cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
         B, T = x.shape[:2]
         padding = padding_of(attention_mask, B, T, 0 if cache is None else cache.get_seq_length())
@@ -176,6 +186,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if padding is None or len(padding.places):
             x, found = self._run(
                 x,
+                "the embeddings" if inputs_embeds is None else "inputs_embeds",
                 padding,
                 cu_seqlens,
                 cache,
@@ -202,6 +213,7 @@ class MemoryModel(MemoryPreTrainedModel):
     def _run(
         self,
         x: Tensor,
+        source: str,
         padding: Unpadded | None,
         cu_seqlens: Tensor | None,
         cache: MemoryCache | None,
@@ -221,19 +233,28 @@ class MemoryModel(MemoryPreTrainedModel):
 
         if padding is not None:
             x, cu_seqlens = padding.pack(x), padding.cu_seqlens
+        check = FiniteCheck()
+        check.see(x, source, None if source == "inputs_embeds" else self.embeddings, "embeddings")
         found: list[Uncertainty] = []
         for i, block in enumerate(self.layers):
             belief = None if cache is None else cache.layers[i].belief
+            place = f"layer {i} ({self.config.layers[i]})"
             try:
                 x, belief, uncertainty = block(kept(x), belief, cu_seqlens, *asks)
-            except ValueError as error:
+            except (FilterError, ValueError) as error:
                 if belief is not None and str(error).startswith(("belief", "initial")):
                     raise ValueError(f"past_key_values: expected a cache of this model; layer {i}: {error}") from error
-                raise
+                check.read()  # the reason may be an earlier block
+                explained = named(error, place, block)
+                raise explained from None if explained is error else error
+            check.see(x, place, block)
             if cache is not None:
                 cache.layers[i].remember(belief)
             found.append(Uncertainty(*map(padded, uncertainty)))
-        x = padded(self.norm(x))
+        x = self.norm(x)
+        check.see(x, "the last norm", self.norm, "norm")
+        check.read()
+        x = padded(x)
         if states is not None:
             states.append(x)
         return x, found
@@ -247,7 +268,7 @@ class MemoryModel(MemoryPreTrainedModel):
         return given
 
 
-class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
+class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
     """A language model: `MemoryModel` and a linear map to logits.
 
     Args:
@@ -267,21 +288,6 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            if generation_config.cache_implementation is not None:
-                raise ValueError(
-                    "cache_implementation: expected None, since a memory has one kind of cache, of constant size, "
-                    f"got {generation_config.cache_implementation!r}"
-                )
-            model_kwargs["past_key_values"] = MemoryCache(len(self.model.layers))
-            return None
-        return super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
-            generation_config, model_kwargs, *args, **kwargs
-        )
 
     @can_return_tuple
     def forward(
@@ -318,6 +324,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
             return_evidence: see there.
         """
         cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
+        check_call(self, kwargs, LOSS)
         cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
         out = self.model(
             input_ids,
@@ -333,6 +340,9 @@ class MemoryForCausalLM(MemoryPreTrainedModel, GenerationMixin):
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
+        check = FiniteCheck()
+        check.see(logits, "the logits", self.lm_head, "lm_head")
+        check.read()
         loss = None
         if labels is not None:
             if labels.shape != logits.shape[:2]:

@@ -1,0 +1,125 @@
+"""Numbers that are not finite stop a model, with the layer that made them and the likely cause.
+
+The smallest and the largest output of every block are enough to know. On a CPU they are read at once. Reading a value
+from another device forces a sync, so there all of them are read together after the last block.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from membydesign.errors import FilterError, NonFiniteError
+from membydesign.ops.inputs import Inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Seen(NamedTuple):
+    """What is to be read later.
+
+    Attributes:
+        finite: whether all values are, on their device.
+        dtype: the type of all values.
+        place: what made them.
+        module: whose weights did; None if the caller passed them.
+        prefix: of the names of its weights.
+    """
+
+    finite: Tensor
+    dtype: torch.dtype
+    place: str
+    module: nn.Module | None
+    prefix: str
+
+
+class FiniteCheck:
+    """The check of one call of a model."""
+
+    at_once: tuple[str, ...] = ("cpu",)
+    """Devices whose values can be read without a sync."""
+
+    def __init__(self) -> None:
+        self._later: list[Seen] = []
+
+    def see(self, x: Tensor, place: str, module: nn.Module | None, prefix: str = "") -> None:
+        """Raise if x is not finite, or let `read` do so.
+
+        Args:
+            x: an output.
+            place: what made it.
+            module: whose weights made it; None if the caller passed x, under the name `place`.
+            prefix: of the names of its weights.
+        """
+        if _values_are_hidden(x):
+            return
+        smallest, largest = torch.aminmax(x.detach())
+        if x.device.type not in self.at_once:
+            self._later.append(Seen(smallest.isfinite() & largest.isfinite(), x.dtype, place, module, prefix))
+        elif not (math.isfinite(smallest.item()) and math.isfinite(largest.item())):
+            raise not_finite(place, module, x.dtype, prefix)
+
+    def read(self) -> None:
+        """Raise if anything was not finite, in one read from the device."""
+        if not self._later:
+            return
+        device = self._later[-1].finite.device
+        finite = torch.stack([seen.finite.to(device) for seen in self._later]).tolist()
+        if not all(finite):
+            _, dtype, place, module, prefix = self._later[finite.index(False)]
+            raise not_finite(place, module, dtype, prefix)
+        self._later.clear()
+
+
+def not_finite(
+    place: str, module: nn.Module | None, dtype: torch.dtype, prefix: str = ""
+) -> ArithmeticError | ValueError:
+    """The error for an output that is not finite."""
+    if module is None:
+        return ValueError(f"{place}: expected finite values, got NaN or infinity")
+    bad = _bad_weight(module, prefix)
+    if bad is not None:
+        name, weight = bad
+        return NonFiniteError(
+            f"{place}: the weight {name} holds NaN or infinity ({weight.dtype}). {_cause(weight.dtype)}"
+        )
+    wider = "use bfloat16 or float32, whose range is larger" if dtype == torch.float16 else "its weights are too large"
+    return NonFiniteError(f"{place}: the weights are finite, and the output overflowed in {dtype}: {wider}")
+
+
+def named(error: Exception, place: str, module: nn.Module) -> Exception:
+    """An error of a layer with its place, if numbers are the reason; an error about the caller's arguments as it is."""
+    about_numbers = str(error).partition(":")[0] in Inputs._fields  # which the layer made, not the caller
+    if not about_numbers and not isinstance(error, FilterError):
+        return error
+    bad = _bad_weight(module, "")
+    if bad is not None:
+        return not_finite(place, module, bad[1].dtype)
+    if isinstance(error, FilterError):
+        return type(error)(f"{place}: {error}")
+    return (NonFiniteError if "finite" in str(error) else FilterError)(f"{place}: {error}")
+
+
+def _bad_weight(module: nn.Module, prefix: str) -> tuple[str, Tensor] | None:
+    return next((found for found in module.named_parameters(prefix) if not bool(found[1].isfinite().all())), None)
+
+
+def _cause(dtype: torch.dtype) -> str:
+    if dtype == torch.float16:
+        return (
+            "Adam makes float16 weights NaN, since its eps of 1e-8 is 0 in float16: train in bfloat16 "
+            "(model.bfloat16()), or keep float32 weights and use torch.autocast with bfloat16"
+        )
+    return "Training diverged, or they were stored so: use a smaller learning rate, or clip gradients"
+
+
+def _values_are_hidden(x: Tensor) -> bool:
+    """Whether x has no values to read: while torch traces or captures, or on the meta device."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return True
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
