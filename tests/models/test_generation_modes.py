@@ -40,13 +40,10 @@ def test_assisted_generation_is_refused(model, do_sample):
 
 
 def test_a_memory_cannot_draft_for_another_model(model):
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    other = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes)).eval()
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    other = LlamaForCausalLM(config).eval()
     wanted = "^assistant_model: expected a model whose cache can be cropped, .*got MemoryForCausalLM"
     refused(other, wanted, assistant_model=model, do_sample=False)
 
