@@ -62,6 +62,10 @@ class MemoryCacheLayer(CacheLayerMixin):
         """-1: there is no end."""
         return -1
 
+    def get_max_cache_shape(self) -> int:
+        """-1: what earlier versions of Transformers 5 call it."""
+        return self.get_max_length()
+
     @property
     def batch_size(self) -> int:
         """How many sequences; -1 before the first."""
