@@ -54,14 +54,17 @@ def test_adapters_are_saved_loaded_and_merged(tmp_path):
         assert_close(again.merge_and_unload()(IDS).logits, wanted, 1e-4)
 
 
-def test_making_a_model_is_enough_for_peft_to_know_it():
-    """PEFT may be imported after our models; what a user told PEFT stays."""
+def test_peft_may_be_imported_after_the_model_was_made():
+    """Its defaults then know nothing of us; what a user told PEFT stays."""
     known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    known.pop("memory_by_design", None)
+    for told, adapters in ((None, 10), (["v_proj"], 2)):
+        model = fresh_model()
+        known.pop("memory_by_design", None)
+        if told:
+            known["memory_by_design"] = told
+        found = peft.get_peft_model(model, peft.LoraConfig(r=2))
+        assert sum("lora_A" in name for name, _ in found.named_parameters()) == adapters
+    del known["memory_by_design"]
     model = fresh_model()
-    found = peft.get_peft_model(model, peft.LoraConfig(r=2))
-    assert sum("lora_A" in name for name, _ in found.named_parameters()) == 10
-    wanted, known["memory_by_design"] = known["memory_by_design"], ["v_proj"]
-    fresh_model()
-    assert known["memory_by_design"] == ["v_proj"]
-    known["memory_by_design"] = wanted
+    model.add_adapter(peft.LoraConfig(r=2))  # Transformers' own way
+    assert sum("lora_A" in name for name, _ in model.named_parameters()) == 10

@@ -15,7 +15,6 @@ except ModuleNotFoundError as error:
         f"membydesign.models needs {package}: {install_hint('models')}", name=error.name
     ) from error
 
-from membydesign.models.adapters import register_with_peft
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
 from membydesign.models.conversion import Conversion, convert_fla, load_fla
@@ -31,7 +30,6 @@ from membydesign.models.token_losses import next_token_losses, token_cross_entro
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModel.register(MemoryConfig, MemoryModel, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
-register_with_peft(MemoryConfig.model_type)
 
 __all__ = [
     "Conversion",

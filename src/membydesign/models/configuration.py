@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from membydesign.layers import LAYERS, SequenceLayer, make_layer
 from membydesign.layers.base import positive
+from membydesign.models.adapters import register_with_peft
 from membydesign.models.arguments import unknown
 from membydesign.models.remote import AUTO_MAP, write_module
 
@@ -206,6 +207,11 @@ class MemoryConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: str | PathLike[str]) -> MemoryConfig:
         """The configuration in a file."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As Transformers does; PEFT learns of this kind of model on the way."""
+        register_with_peft(self.model_type)
+        return super().to_dict()
 
     def save_pretrained(self, save_directory: str | PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write config.json, and beside it where the code is, for tools that do not import this package."""

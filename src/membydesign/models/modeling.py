@@ -14,7 +14,6 @@ from transformers.utils.generic import can_return_tuple
 
 from membydesign.errors import FilterError
 from membydesign.layers import FilterLayer, SequenceLayer, Uncertainty
-from membydesign.models.adapters import register_with_peft
 from membydesign.models.arguments import LOSS, check_call
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
@@ -89,10 +88,6 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _is_stateful = True
     _supports_sdpa = True
-
-    def __init__(self, config: MemoryConfig, *args: Any, **kwargs: Any) -> None:
-        register_with_peft(config.model_type)
-        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
