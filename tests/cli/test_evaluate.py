@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import sys
 
@@ -91,8 +92,10 @@ class TestNiah:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(niah_run, "generate_greedy", stop)
-        result = mbd("niah", model, *SHORT, "--out", tmp_path / "x", code=2)
-        assert f"stopped; the same command with --resume goes on from {tmp_path / 'x'}" in result.stderr
+        result = mbd("niah", model, *SHORT, "--out", tmp_path / "x", code=130)
+        command = shlex.join(map(str, ["niah", model, *SHORT, "--out", tmp_path / "x", "--resume"]))
+        assert "mbd: stopped; to resume:\n" in result.stderr
+        assert result.stderr.endswith(f"evaluate {command}\n")
 
     def test_any_causal_language_model(self, tmp_path):
         config = LlamaConfig(

@@ -1,7 +1,8 @@
 """`accelerate launch launched.py WHAT FILE FOLDER`: a model is trained, and the first process writes what came out.
 
 WHAT is "plain", a model whose training is stopped and goes on in the same processes; "stages", one that is measured on
-the way; "killed", the same, where one process is killed after step 12; or "bf16", one in mixed precision.
+the way; "killed" and "stopped", the same, where one process gets SIGKILL or SIGTERM after step 12; or "bf16", one in
+mixed precision.
 """
 
 import json
@@ -20,6 +21,7 @@ from membydesign.training import NextToken, all_losses, make_accelerator, save_m
 from training.language import SETTINGS, batch_of, losses_of, model
 
 MILESTONES = (4, 8, 15)
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGTERM}
 
 
 def plain(folder: Path, accelerator):
@@ -43,7 +45,7 @@ def plain(folder: Path, accelerator):
     return made, {"losses": losses}
 
 
-def stages(folder: Path, accelerator, kill_after: int | None = None):
+def stages(folder: Path, accelerator, number: int | None = None):
     """What is measured, through the module that is trained and through the language model within it."""
     made = NextToken(model())
     ids = batch_of(1000)["input_ids"]
@@ -54,8 +56,9 @@ def stages(folder: Path, accelerator, kill_after: int | None = None):
         return {"module": made(ids).mean().item(), "part": part.mean().item()}
 
     def watch(progress):
-        if progress.step == kill_after and accelerator.process_index == accelerator.num_processes - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        last = accelerator.process_index == accelerator.num_processes - 1
+        if number is not None and progress.step == 12 and last:
+            os.kill(os.getpid(), number)
 
     _, found = train_in_stages(
         made,
@@ -119,7 +122,7 @@ if __name__ == "__main__":
     elif what == "plain":
         done, result = plain(directory, launched)
     else:
-        done, result = stages(directory, launched, kill_after=12 if what == "killed" else None)
+        done, result = stages(directory, launched, SIGNALS.get(what))
     if launched.is_main_process:
         about = {
             "processes": launched.num_processes,

@@ -78,15 +78,17 @@ def test_half_precision_is_for_the_maps_only_also_in_shards(way, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("how", "saved"), [("killed", 10), ("stopped", 12)])
 @pytest.mark.parametrize("way", WAYS)
-def test_stages_of_two_processes_are_those_of_one_also_if_one_was_killed(way, tmp_path):
+def test_stages_of_two_processes_are_those_of_one_also_if_one_was_killed(way, how, saved, tmp_path):
+    """One that is stopped, by SIGTERM, takes the other with it, after both have saved the step."""
     trained, alone = stages(tmp_path / "alone" / "run", make_accelerator())
     assert [*alone["measured"]] == [*map(str, (*MILESTONES, 20))]
 
     two = tmp_path / "two" / "run"
-    assert launch(way, "killed", tmp_path / "found.json", two) != 0
+    assert launch(way, how, tmp_path / "found.json", two) != 0
     assert not (tmp_path / "found.json").exists()
-    assert [path.name for path in sorted(two.glob("step-*"))][-1] == "step-00000010"
+    assert [path.name for path in sorted(two.glob("step-*"))][-1] == f"step-{saved:08d}"
     assert launch(way, "stages", tmp_path / "found.json", two) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["processes"], found["sharded"]) == (2, way != "ddp")

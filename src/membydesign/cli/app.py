@@ -23,6 +23,7 @@ from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
 from membydesign.cli.generate import generate
+from membydesign.cli.group import StoppableGroup
 from membydesign.cli.kernels.command import kernels
 from membydesign.cli.report import report
 from membydesign.cli.reproduce import reproduce
@@ -32,6 +33,7 @@ from membydesign.experiments import record
 from membydesign.files import to_json
 
 app = typer.Typer(
+    cls=StoppableGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",

@@ -110,7 +110,7 @@ def niah(
         )
         settle(out, settings, "niah", resume and (out / ANSWERS).exists())
         started = time.perf_counter()
-        with progress_bar("samples", out) as progress:
+        with progress_bar("samples") as progress:
             answered = answer(
                 lm,
                 NIAH(words, haystack, new_tokens),
@@ -172,7 +172,7 @@ def perplexity(
         done: dict[str, Any] = metrics_of(out)["by_length"] if going_on else {}
         started = time.perf_counter()
         for length in [each for each in numbers if str(each) not in done]:
-            with progress_bar(f"windows of {length:,}", out) as progress:
+            with progress_bar(f"windows of {length:,}") as progress:
                 found = measure.perplexity(lm, stream, length, batch_size=batch_size, progress=progress)
             done = dict(sorted({**done, str(length): found.as_dict()}.items(), key=lambda item: int(item[0])))
             outcome = record.Outcome(settings, [], {"by_length": done}, tables=[_perplexity_table(title, done)])

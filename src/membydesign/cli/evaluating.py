@@ -18,6 +18,7 @@ from rich.table import Table
 
 from membydesign.cli.loading import is_folder, load_model, load_tokenizer, quiet, usable_device
 from membydesign.cli.say import DTYPES, console, dtype_of, fail
+from membydesign.cli.stopping import resumable
 from membydesign.evaluation.niah import TASKS
 from membydesign.experiments import record
 from membydesign.files import to_json, write_text
@@ -181,15 +182,12 @@ def options_named(options: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(what: str, out: Path) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, and the function that moves it; says how to go on if it is stopped."""
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, and the function that moves it; what is stopped in here can be resumed."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with resumable(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=None)
-        try:
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-        except KeyboardInterrupt:
-            raise fail(f"stopped; the same command with --resume goes on from {out}") from None
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def write_result(

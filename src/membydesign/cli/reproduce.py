@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from membydesign.cli.report import comparison_table, verdict_line
 from membydesign.cli.say import AsJson, console, fail, need_training
+from membydesign.cli.stopping import resumable
 from membydesign.experiments import EXACT, EXPERIMENTS, load, record
 from membydesign.experiments.workspace import Workspace
 from membydesign.files import to_json
@@ -82,9 +84,8 @@ def reproduce(
     with _Bars(shown=first) as bars:
         workspace = Workspace(out, workers, bars.stage, bars.total, bars.watch, data)
         try:
-            outcome = module.run(config, workspace)
-        except KeyboardInterrupt:
-            raise fail(f"stopped; the same command with --resume goes on from {out}") from None
+            with nullcontext() if experiment in EXACT else resumable():
+                outcome = module.run(config, workspace)
         except _refusals() as error:
             raise fail(str(error)) from None
         if not first:

@@ -13,6 +13,7 @@ import torch
 from membydesign.files import write_text
 from membydesign.training import checkpoint
 from membydesign.training.processes import make_accelerator, over_all, parts, prepare, share, synchronised, whole
+from membydesign.training.signals import HeldSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,6 +109,9 @@ def train(
     which each takes its share of rows, and whatever is random within a step (dropout) is seeded by (seed, step,
     process). So a run that was killed goes on from its checkpoint to the same numbers.
 
+    With a `directory`, Ctrl-C and SIGTERM take effect after the step under way, with a checkpoint; Ctrl-C pressed again
+    takes effect at once.
+
     Args:
         model: trained in place; under FSDP its parameters become shards.
         batch_of: the batch of a step, a dictionary of tensors whose first axis is the batch.
@@ -177,30 +181,34 @@ def take_steps(
     log = _Log(directory if accelerator.is_main_process else None, place["step"])
     started, before, last = time.perf_counter(), place["seconds"], place["loss"]
     total, counted, tokens = place.get("total", 0.0), place.get("counted", 0), 0
-    for step in range(place["step"], until):
-        for group in stepper.param_groups:
-            group["lr"] = settings.rate(step) * group["multiplier"]
-        torch.manual_seed(_number(seed, step, accelerator.process_index))
-        batch = batch_of(step)
-        value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
-        _finite(step, "loss", value)
-        for group in clipped:
-            norm = accelerator.clip_grad_norm_(group, float("inf") if settings.clip is None else settings.clip)
-            _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
-        stepper.step()
-        stepper.zero_grad()
-        total, counted = total + value, counted + 1
-        tokens += batch["input_ids"].numel() if "input_ids" in batch else 0
-        done, seconds = step + 1, time.perf_counter() - started
-        speed = (done - place["step"]) / seconds
-        watch(Progress(done, settings.steps, total / counted, speed, tokens / seconds if tokens else None))
-        if done % settings.log_every == 0 or done == until:
-            last, total, counted = total / counted, 0.0, 0
-            log.write(step=done, loss=last, learning_rate=settings.rate(step), seconds=before + seconds)
-        if directory is not None and (done % settings.save_every == 0 or done == until):
-            now = {"step": done, "loss": last, "seconds": before + seconds, "total": total, "counted": counted}
-            checkpoint.save(directory, inner, stepper, now, write=accelerator.is_main_process)
-            accelerator.wait_for_everyone()
+    with HeldSignals(active=directory is not None) as signals:
+        for step in range(place["step"], until):
+            for group in stepper.param_groups:
+                group["lr"] = settings.rate(step) * group["multiplier"]
+            torch.manual_seed(_number(seed, step, accelerator.process_index))
+            batch = batch_of(step)
+            value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
+            _finite(step, "loss", value)
+            for group in clipped:
+                norm = accelerator.clip_grad_norm_(group, float("inf") if settings.clip is None else settings.clip)
+                _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
+            stepper.step()
+            stepper.zero_grad()
+            total, counted = total + value, counted + 1
+            tokens += batch["input_ids"].numel() if "input_ids" in batch else 0
+            done, seconds = step + 1, time.perf_counter() - started
+            speed = (done - place["step"]) / seconds
+            watch(Progress(done, settings.steps, total / counted, speed, tokens / seconds if tokens else None))
+            if done % settings.log_every == 0 or done == until:
+                last, total, counted = total / counted, 0.0, 0
+                log.write(step=done, loss=last, learning_rate=settings.rate(step), seconds=before + seconds)
+            stop = signals.agreed(accelerator)
+            if directory is not None and (done % settings.save_every == 0 or done == until or stop is not None):
+                now = {"step": done, "loss": last, "seconds": before + seconds, "total": total, "counted": counted}
+                checkpoint.save(directory, inner, stepper, now, write=accelerator.is_main_process)
+                accelerator.wait_for_everyone()
+            if stop is not None:
+                signals.deliver(stop)
     return Trained(until, last, before + time.perf_counter() - started)
 
 

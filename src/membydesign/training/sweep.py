@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import queue
 import shutil
-import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +15,7 @@ from membydesign.files import to_json, write_text
 from membydesign.training import checkpoint
 from membydesign.training.loop import Diverged
 from membydesign.training.processes import processes
+from membydesign.training.workers import WorkerDied, in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -64,6 +61,9 @@ def sweep(
     A run that has its `metrics.json` is not done again; one that has a checkpoint goes on from it. Each run uses
     `threads` threads, so that results do not depend on how many run at a time.
 
+    Ctrl-C raises KeyboardInterrupt after every run under way has saved a checkpoint, and starts no other run; pressed
+    again, it ends them at once. SIGTERM does the same where a handler raises, and else ends the program.
+
     Processes that `accelerate launch` started together do all runs together, one after another, and the first of them
     writes.
 
@@ -75,8 +75,8 @@ def sweep(
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, or if processes
-            that were launched together are to have workers.
+        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, if the process of
+            a run dies, or if processes that were launched together are to have workers.
     """
     runs, launched = list(runs), processes()
     if launched.num_processes > 1 and workers > 1:
@@ -96,7 +96,11 @@ def sweep(
             _alone(run, directory / run.name, threads, lambda p, name=run.name: watch(name, p))
             watch(run.name, None)
     elif waiting:
-        _in_parallel(waiting, directory, workers, threads, watch)
+        tasks = {run.name: partial(_alone, run, directory / run.name, threads) for run in waiting}
+        try:
+            in_parallel(tasks, workers, watch)
+        except WorkerDied as error:
+            raise SweepError(str(error)) from error
     done = {run.name: _metrics(directory / run.name) for run in runs}
     return {name: metrics for name, metrics in done.items() if metrics is not None}
 
@@ -146,52 +150,3 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
         for path in checkpoint.found(directory):
             shutil.rmtree(path, ignore_errors=True)
     launched.wait_for_everyone()
-
-
-def _in_parallel(runs: list[Run], directory: Path, workers: int, threads: int, watch: Watch) -> None:
-    context = multiprocessing.get_context("spawn")
-    news = context.Queue()
-    with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(news, os.getpid())) as pool:
-        futures = {pool.submit(_child, run, directory / run.name, threads): run for run in runs}
-        pending = set(futures)
-        try:
-            while pending:
-                finished, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                _relay(news, watch)
-                for future in finished:
-                    future.result()
-                    watch(futures[future].name, None)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _relay(news: Any, watch: Watch) -> None:
-    while True:
-        try:
-            name, progress = news.get_nowait()
-        except queue.Empty:
-            return
-        watch(name, progress)
-
-
-_of_parent: dict[str, Any] = {}
-"""In a worker: the queue of news and the process that started it."""
-
-
-def _start(news: Any, parent: int) -> None:
-    _of_parent.update(news=news, parent=parent)
-
-
-def _child(run: Run, directory: Path, threads: int) -> None:
-    last = 0.0
-
-    def tell(progress: Progress) -> None:
-        nonlocal last
-        if os.getppid() != _of_parent["parent"]:  # the sweep was killed: leave the folder to whoever starts it again
-            os._exit(1)
-        if time.monotonic() - last > 0.5 or progress.step == progress.steps:
-            last = time.monotonic()
-            _of_parent["news"].put((run.name, progress))
-
-    _alone(run, directory, threads, tell)

@@ -100,9 +100,13 @@ def _interpreted(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        yield json.loads(line)
-    _, said = process.communicate()
+    try:
+        for line in process.stdout:
+            yield json.loads(line)
+        _, said = process.communicate()
+    finally:  # it has ended, unless this was interrupted
+        process.kill()
+        process.wait()
     if process.returncode:
         raise fail(f"the kernels did not run in the interpreter: {said.strip().splitlines()[-1]}")
 

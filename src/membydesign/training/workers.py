@@ -1,0 +1,192 @@
+"""Tasks in several processes; when one of them or the program is stopped, none is left behind and none is started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections import deque
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from membydesign.training.signals import STOPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from membydesign.training.loop import Progress
+
+    Task = Callable[[Callable[[Progress], None]], None]
+
+
+class WorkerDied(RuntimeError):
+    """A process that ended in the middle of a task."""
+
+
+class _Failed(NamedTuple):
+    """What a worker sends when its task raises."""
+
+    error: Exception
+    trace: str
+
+
+class _Worker:
+    """A process that does one task after another, and our end of the pipe to it."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, os.getpid()))
+        with _blocked():
+            self.process.start()
+        theirs.close()
+        self.task = ""
+
+    def give(self, name: str, task: Task) -> None:
+        self.task = name
+        self.pipe.send(task)
+
+    def receive(self) -> Progress | _Failed | None:
+        """What the worker says: its progress, why its task failed, or None when it is done."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            code = self.process.exitcode
+            error = WorkerDied(
+                f"{self.task}: expected its process to finish, and it ended with exit code {code}"
+                + (" (killed, perhaps because memory ran out)" if code == -signal.SIGKILL else "")
+                + "; rerun the same command to resume"
+            )
+            return _Failed(error, "")
+
+
+def in_parallel(tasks: Mapping[str, Task], workers: int, watch: Callable[[str, Progress | None], None]) -> None:
+    """Do all tasks, by name, in other processes.
+
+    If a task fails, those under way are finished and no other is started; then its error is raised. If this process is
+    interrupted, or `watch` raises, workers get SIGTERM, of which `training.train` makes a checkpoint, and this waits
+    until they have ended. A second interruption kills them.
+
+    Args:
+        tasks: `task(tell)` is called with a function to tell its progress to. It must be possible to pickle them.
+        workers: processes.
+        watch: called with the name of a task and its progress, or None when it is done.
+
+    Raises:
+        WorkerDied: if a process ends in the middle of a task.
+    """
+    waiting = deque(tasks.items())
+    resource_tracker.ensure_running()  # here, since its start would end the blocking of signals
+    pool: list[_Worker] = []
+    failure: _Failed | None = None
+    try:
+        for _ in range(min(workers, len(waiting))):
+            pool.append(_Worker())
+            pool[-1].give(*waiting.popleft())
+        busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool}
+        while busy:
+            for pipe in wait([*busy]):
+                worker = busy[pipe]
+                news = worker.receive()
+                if news is not None and not isinstance(news, _Failed):
+                    watch(worker.task, news)
+                    continue
+                if isinstance(news, _Failed):
+                    failure = failure or news
+                    waiting.clear()
+                else:
+                    watch(worker.task, None)
+                if waiting:
+                    worker.give(*waiting.popleft())
+                else:
+                    del busy[pipe]
+                    worker.pipe.close()  # which ends the worker
+    except BaseException:
+        for worker in pool:
+            worker.process.terminate()
+        raise
+    finally:
+        _join(pool)
+    if failure is not None:
+        raise failure.error from (RuntimeError(f"in a worker:\n{failure.trace}") if failure.trace else None)
+
+
+def _join(pool: list[_Worker]) -> None:
+    try:
+        for worker in pool:
+            worker.process.join()
+    finally:  # all have ended, unless we were interrupted again
+        for worker in pool:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Block the signals that stop: a process that is started in here has them blocked until it can handle them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, parent: int) -> None:
+    """Do tasks until there are no more, or the parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; the parent decides what it means
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        while True:
+            _send(pipe, _done(pipe.recv(), pipe, parent))
+    except EOFError:
+        return
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _terminated(_number: int, _frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; again would disturb the end
+    raise KeyboardInterrupt
+
+
+def _done(task: Task, pipe: Connection, parent: int) -> _Failed | None:
+    last = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal last
+        if os.getppid() != parent:  # it was killed: leave the folder to whoever starts the sweep again
+            os._exit(1)
+        if time.monotonic() - last > 0.5 or progress.step == progress.steps:
+            last = time.monotonic()
+            _send(pipe, progress)
+
+    try:
+        task(tell)
+    except Exception as error:
+        return _Failed(_portable(error), traceback.format_exc())
+    return None
+
+
+def _send(pipe: Connection, message: object) -> None:
+    try:
+        pipe.send(message)
+    except OSError:  # nobody listens: the parent was killed
+        os._exit(1)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that can be sent to another process: itself, or one that says the same."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever an error of another package does when it is copied
+        return RuntimeError(f"{type(error).__name__}: {error}")
