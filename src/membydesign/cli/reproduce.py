@@ -81,11 +81,10 @@ def reproduce(
     started = time.perf_counter()
     record.commit()  # of what runs now; the checkout may be another when it ends
     workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
-    with _Bars(shown=first) as bars:
+    with nullcontext() if experiment in EXACT else resumable(), _Bars(shown=first) as bars:
         workspace = Workspace(out, workers, bars.stage, bars.total, bars.watch, data)
         try:
-            with nullcontext() if experiment in EXACT else resumable():
-                outcome = module.run(config, workspace)
+            outcome = module.run(config, workspace)
         except _refusals() as error:
             raise fail(str(error)) from None
         if not first:

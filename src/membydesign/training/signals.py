@@ -49,7 +49,7 @@ class HeldSignals:
         self._hold()
 
     def agreed(self, accelerator: Accelerator) -> int | None:
-        """The signal that one of the processes got, or None; the same for all, as one that leaves alone stalls the rest.
+        """The signal that one of the processes got, or None; the same for all: one that leaves alone stalls the rest.
 
         All of them must call this.
         """

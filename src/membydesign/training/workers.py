@@ -9,7 +9,7 @@ import signal
 import time
 import traceback
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,14 +44,14 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, os.getpid()))
-        with _blocked():
-            self.process.start()
+        self.process.start()
         theirs.close()
         self.task = ""
 
     def give(self, name: str, task: Task) -> None:
         self.task = name
-        self.pipe.send(task)
+        with suppress(BrokenPipeError):  # it has died, of which `receive` tells
+            self.pipe.send(task)
 
     def receive(self) -> Progress | _Failed | None:
         """What the worker says: its progress, why its task failed, or None when it is done."""
@@ -88,9 +88,11 @@ def in_parallel(tasks: Mapping[str, Task], workers: int, watch: Callable[[str, P
     pool: list[_Worker] = []
     failure: _Failed | None = None
     try:
-        for _ in range(min(workers, len(waiting))):
-            pool.append(_Worker())
-            pool[-1].give(*waiting.popleft())
+        with _blocked():
+            for _ in range(min(workers, len(waiting))):
+                pool.append(_Worker())
+        for worker in pool:
+            worker.give(*waiting.popleft())
         busy: dict[Any, _Worker] = {worker.pipe: worker for worker in pool}
         while busy:
             for pipe in wait([*busy]):
@@ -132,7 +134,7 @@ def _join(pool: list[_Worker]) -> None:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Block the signals that stop: a process that is started in here has them blocked until it can handle them."""
+    """Block the signals that stop: processes that are started in here have them blocked until they can handle them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
