@@ -25,7 +25,7 @@ class Seeds:
 PRESETS = {"smoke": Seeds()}
 
 # Checkpoints are further apart than a run is long: what is there was saved because the run was stopped.
-SETTINGS = TrainSettings(steps=60, batch_size=8, learning_rate=1e-2, log_every=4, save_every=1000)
+SETTINGS = TrainSettings(steps=60, batch_size=8, learning_rate=1e-2, log_every=2, save_every=1000)
 
 
 def work(config: Seed, directory, watch) -> dict:
@@ -33,7 +33,7 @@ def work(config: Seed, directory, watch) -> dict:
     pause = float(os.environ.get("STEP_SECONDS", "0"))
 
     def slowly(step: int):
-        time.sleep(pause)
+        time.sleep(pause if step >= SETTINGS.log_every else 0)  # once the log shows that the run is under way
         return batch_of(step)
 
     done = train(small, slowly, losses_of, SETTINGS, seed=config.seed, directory=directory, watch=watch)

@@ -50,20 +50,38 @@ def is_gone(group: int) -> bool:
 
 
 class StoppedSweep:
-    """`mbd reproduce` in a process group of its own, stopped while its first runs take steps."""
+    """`mbd reproduce` in a process group of its own, stopped in the third step of its first runs.
 
-    def __init__(self, out: Path, workers: int, signals: list[int], everyone: bool, step_seconds: float = 0.2) -> None:
+    Args:
+        out: the folder of results.
+        workers: of the sweep.
+        signals: sent one after another.
+        everyone: whether all processes get them, as from a terminal, or the parent alone.
+        step_seconds: how long the third step and those after it take.
+        starting: whether the signals come before any step, while workers start.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        workers: int,
+        signals: list[int],
+        everyone: bool,
+        step_seconds: float = 1,
+        starting: bool = False,
+    ) -> None:
         words = f"reproduce recall --preset smoke --workers {workers} --out".split()
         self.command = [sys.executable, str(SCRIPT), *words, str(out)]
         self.process = subprocess.Popen(
             self.command, env=environment(step_seconds), stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        begun = {f"seed{i}" for i in range(workers)}
+        begun = set() if starting else {f"seed{i}" for i in range(workers)}
         try:
+            wait_for(lambda: list(out.glob("runs/*/config.json")), "the first folder", self.process)
             wait_for(lambda: started(out) == begun, "the first steps", self.process)
             for number in signals:
+                time.sleep(0.3)
                 (os.killpg if everyone else os.kill)(self.process.pid, number)
-                time.sleep(0.5 * step_seconds)
             _, self.said = self.process.communicate(timeout=PATIENCE)
             wait_for(lambda: is_gone(self.process.pid), "the end of all processes")
         finally:
@@ -90,7 +108,7 @@ def test_one_interrupt_saves_every_run_and_stops_everything(tmp_path):
     stopped = StoppedSweep(tmp_path / "out", workers=2, signals=[signal.SIGINT], everyone=True)
     assert stopped.process.returncode == 130
     assert steps_saved(tmp_path / "out").keys() == {"seed0", "seed1"}
-    assert all(4 <= step < SETTINGS.steps for step in steps_saved(tmp_path / "out").values())
+    assert all(2 < step < SETTINGS.steps for step in steps_saved(tmp_path / "out").values())
     assert stopped.resumes_with == [*stopped.command[1:], "--resume"]
     assert sweep(runs(), tmp_path / "out" / "runs") == sweep(runs(), tmp_path / "whole")
 
@@ -117,11 +135,19 @@ def test_the_command_that_is_printed_ends_as_if_nothing_had_stopped_it(tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "everyone"), [(1, False), (2, True)])
 def test_a_second_interrupt_stops_at_once_without_saving(tmp_path, workers, everyone):
-    """Between the two signals there is half a step."""
+    """After the first, it waits for a step that takes longer than the test."""
     out = tmp_path / "out"
-    stopped = StoppedSweep(out, workers, [signal.SIGINT] * 2, everyone, step_seconds=1)
+    stopped = StoppedSweep(out, workers, [signal.SIGINT] * 2, everyone, step_seconds=10 * PATIENCE)
     assert stopped.process.returncode == 130
     assert steps_saved(out) == {}
+    assert stopped.resumes_with[-1] == "--resume"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("everyone", [True, False])
+def test_an_interrupt_while_workers_start(tmp_path, everyone):
+    stopped = StoppedSweep(tmp_path, 2, [signal.SIGINT], everyone, starting=True)
+    assert stopped.process.returncode == 130
     assert stopped.resumes_with[-1] == "--resume"
 
 

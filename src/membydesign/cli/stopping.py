@@ -45,6 +45,7 @@ def sigterm_stops() -> Iterator[None]:
     """Have SIGTERM stop a command as Ctrl-C does; batch schedulers send it before they kill."""
 
     def stop(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a scheduler may repeat it, which must not disturb what is being saved
         raise Stopped(number)
 
     before = signal.signal(signal.SIGTERM, stop)
