@@ -147,21 +147,6 @@ def test_a_lost_covariance_is_reported_or_not_lost(way, train):
         mbd.filter_sequence(design, k, k, k, **noises, **way)
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
-def test_second_derivatives_are_refused_not_wrong(backend):
-    """The fast backwards are differentiable once; method="recurrent" is for those who need more."""
-    problem = random_problem(DESIGNS["dense-identity"], T=5)
-    problem.k.requires_grad_()
-    for method, fine in (("recurrent", True), ("chunk", False)):
-        loss = problem.filter(method=method, backend=backend).output.square().sum()
-        if fine:
-            (gradient,) = torch.autograd.grad(loss, problem.k, create_graph=True)
-            torch.autograd.grad(gradient.sum(), problem.k)
-        else:
-            with pytest.raises(RuntimeError, match='can be differentiated once.*use method="recurrent"'):
-                torch.autograd.grad(loss, problem.k, create_graph=True)
-
-
 def test_the_chunk_form_runs_on_the_meta_device():
     """No value is looked at inside: shapes come out where there are no numbers."""
     problem = random_problem(DESIGNS["dense-diagonal"], T=20).map(lambda x: x.to("meta"))

@@ -20,6 +20,7 @@ from membydesign.belief import Belief
 from membydesign.design import DesignModel, StepParameter, catalogue
 from membydesign.errors import NonFiniteError, NotPositiveDefiniteError
 from membydesign.ops.inputs import Inputs
+from membydesign.ops.transforms import values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,6 +104,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, q: Tensor) -> list[int]:
         _refuse(name, "int32 or int64", str(cu_seqlens.dtype))
     if q.shape[0] != 1:
         _refuse(name, "B = 1, since packing puts all sequences into one row", f"B = {q.shape[0]}")
+    if not torch.compiler.is_compiling() and values(cu_seqlens).ndim > 1:
+        _refuse(name, "boundaries that all samples of torch.vmap share", "some for each sample")
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0 or bounds[-1] != q.shape[1]:
         _refuse(name, f"boundaries from 0 to T = {q.shape[1]}", f"from {bounds[0]} to {bounds[-1]}")
@@ -124,11 +127,12 @@ def check_values(design: DesignModel, inputs: Inputs) -> None:
         bound = bounds.get(name)
         bad = {"> 0": smallest <= 0, ">= 0": smallest < 0, "<= 0": largest > 0}.get(bound or "", False)
         if bad:
-            index = {"> 0": x <= 0, ">= 0": x < 0, "<= 0": x > 0}[str(bound)].nonzero()[0].tolist()
+            every = values(x)
+            index = {"> 0": every <= 0, ">= 0": every < 0, "<= 0": every > 0}[str(bound)].nonzero()[0].tolist()
             what = f"variances {bound}"
             if name == "log_decay":
                 what = "log-decays <= 0, for decays of at most one (a decay in (0, 1] is passed as its .log())"
-            _refuse(name, what, f"{x[tuple(index)].item():.6g} at {_where(index)}")
+            _refuse(name, what, f"{every[tuple(index)].item():.6g} at {_where(index, x)}")
 
 
 def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
@@ -147,13 +151,13 @@ def check_belief_values(belief: Belief, name: str, *, definite: bool) -> None:
         return
     if not definite:
         return
-    asymmetry, rounding, info = symmetry_and_sign(P.detach())
+    asymmetry, rounding, info = symmetry_and_sign(values(P))
     if asymmetry.item() > rounding:
         _refuse(where, "symmetric matrices", f"a relative asymmetry of {asymmetry.item():.3g}")
     failed = info.nonzero()
     if len(failed):
-        b, h, g = failed[0].tolist()
-        got = f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0"
+        *sample, b, h, g = failed[0].tolist()
+        got = f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0{_of_sample(sample)}"
         raise NotPositiveDefiniteError(f"{where}: expected positive semi-definite matrices, got {got}")
 
 
@@ -183,8 +187,8 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
         return
     _check_precision(precision.detach(), inputs.write_noise.detach())
     for name, x in results.items():
-        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(x.detach())):
-            index = (~torch.isfinite(x)).nonzero()[0].tolist()
+        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(values(x))):
+            index = (~torch.isfinite(values(x))).nonzero()[0].tolist()
             hint = "scale the inputs down or use a wider type"
             raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
 
@@ -192,22 +196,24 @@ def check_found(precision: Tensor, inputs: Inputs, **results: Tensor | None) -> 
 def _check_precision(precision: Tensor, noise: Tensor) -> None:
     """Raise if a β is not positive or, beyond rounding, above 1/r²: 1/β is r² + kᵀP̄k. One look says if to search."""
     bound = precision_bound(precision.dtype)
-    smallest, largest = (value.item() for value in torch.aminmax(precision))
-    if smallest > 0 and math.isfinite(largest) and (precision * noise).max().item() <= bound:
+    every, ratio = values(precision), values(precision * noise)
+    smallest, largest = (value.item() for value in torch.aminmax(every))
+    if smallest > 0 and math.isfinite(largest) and ratio.max().item() <= bound:
         return
-    carried = torch.isfinite(precision) & (precision != 0)
-    bad = ~(carried & (precision * noise <= bound) & (precision > 0))
+    noise = values(noise * torch.ones_like(precision))
+    carried = torch.isfinite(every) & (every != 0)
+    bad = ~(carried & (ratio <= bound) & (every > 0))
     if bool(bad.any()):
-        index = min(bad.nonzero().tolist(), key=lambda i: i[1])  # the earliest position
-        where, at = _where(index, last="group"), tuple(index)
+        index = min(bad.nonzero().tolist(), key=lambda i: i[-3])  # the earliest position
+        where, at = _where(index, precision, last="group"), tuple(index)
         if not bool(carried[at]):
             raise NonFiniteError(
-                f"the innovation precision overflowed in {precision.dtype} at {where}: it is {precision[at].item()}. "
+                f"the innovation precision overflowed in {precision.dtype} at {where}: it is {every[at].item()}. "
                 "Scale keys or variances, or use float64."
             )
         raise NotPositiveDefiniteError(
             f"the covariance stopped being positive definite in {precision.dtype} at {where}: innovation variance "
-            f"{1 / precision[at].item():.3g} is below its write noise {noise.expand_as(precision)[at].item():.3g}. "
+            f"{1 / every[at].item():.3g} is below its write noise {noise[at].item():.3g}. "
             "Filter in float64, raise write_noise, or give process_noise > 0."
         )
 
@@ -279,11 +285,12 @@ def _check_parameter(
 
 def _range(name: str, x: Tensor) -> tuple[float, float]:
     """The smallest and the largest value, in one pass; refuses NaNs and infinities."""
-    smallest, largest = (value.item() for value in torch.aminmax(x.detach()))
+    every = values(x)
+    smallest, largest = (value.item() for value in torch.aminmax(every))
     if not (math.isfinite(smallest) and math.isfinite(largest)):
-        index = (~torch.isfinite(x)).nonzero()[0].tolist()
-        where = f"index {index}" if "." in name else _where(index)
-        _refuse(name, "finite values", f"{x[tuple(index)].item()} at {where}")
+        index = (~torch.isfinite(every)).nonzero()[0].tolist()
+        where = f"index {index}" if "." in name else _where(index, x)
+        _refuse(name, "finite values", f"{every[tuple(index)].item()} at {where}")
     return smallest, largest
 
 
@@ -302,9 +309,16 @@ def _why_unused(design: DesignModel, name: str) -> str:
     return f"{design.title} starts from the prior of its covariance, {design.covariance!r}"
 
 
-def _where(index: list[int], last: str = "entry") -> str:
-    """An index of [B,T,H] or [B,T,H,·], in words."""
-    return ", ".join(f"{axis} {i}" for axis, i in zip(("batch", "position", "head", last), index, strict=False))
+def _where(index: list[int], x: Tensor, last: str = "entry") -> str:
+    """An index of the values of x, [B,T,H] or [B,T,H,·], in words."""
+    mapped = len(index) - x.ndim
+    names = zip(("batch", "position", "head", last), index[mapped:], strict=False)
+    return ", ".join(f"{axis} {i}" for axis, i in names) + _of_sample(index[:mapped])
+
+
+def _of_sample(index: list[int]) -> str:
+    """Which sample of torch.vmap it is, to follow where it is."""
+    return f", sample {', '.join(map(str, index))} of torch.vmap" if index else ""
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from membydesign.design import Dense, Diagonal, Identity, PerColumnReset, Transition
-from membydesign.ops import fla, mean_pass, mean_pass_cpu
+from membydesign.ops import fla, mean_pass, mean_pass_cpu, transforms
 from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.generalised_delta import chunk as generalised_delta
@@ -209,7 +209,7 @@ def noise_rows(design: DesignModel, belief: Belief) -> Tensor:
 
 def _differentiated(belief: Belief, inputs: Inputs) -> bool:
     """Whether a gradient may be asked for, or torch follows each operation: then the step is taken in torch."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or transforms.followed():
         return True
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*belief, *inputs))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 
 from membydesign.belief import Belief
-from membydesign.ops import checks
+from membydesign.ops import checks, transforms
 from membydesign.ops.dispatch import refuse_triton, run_filter, run_fla, run_step
 from membydesign.ops.one_look import Given, check_after, check_before
 from membydesign.ops.packed import run_packed
@@ -87,7 +87,9 @@ def filter_sequence(
         chunk_size: how many tokens a chunk has; by default a size that suits the design.
         backend: "torch" for any device, "cpu" for native code, "triton" for the GPU kernels of the dense filter, "fla"
             for flash-linear-attention's GPU kernels (designs that keep no covariance); by default whichever is fastest
-            where the tensors are. docs/chunk-form.md says which is taken when.
+            where the tensors are. docs/chunk-form.md says which is taken when. Native code has first derivatives and
+            is mapped by torch.vmap; "torch" has derivatives of any order, which by default it is also taken for where
+            torch.func or forward-mode derivatives ask for them.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
             float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
         return_variance: also return the variance of every read.
@@ -147,6 +149,8 @@ def filter_sequence(
         initial, inputs = _in_one_type(initial, inputs)
         given = given._replace(inputs=inputs)
 
+    if backend == "auto" and transforms.beyond_native():
+        backend = "torch"
     way = {
         "method": method,
         "backend": backend,
@@ -155,7 +159,9 @@ def filter_sequence(
         "return_evidence": return_evidence,
     }
     with without_autocast(q):
-        found = run_fla(design, initial, inputs, None if cu_seqlens is None else bounds, dtype=q.dtype, **way)
+        found = None
+        if backend == "fla" or not transforms.active():  # which torch.func does not see through
+            found = run_fla(design, initial, inputs, None if cu_seqlens is None else bounds, dtype=q.dtype, **way)
         if found is not None:
             runs = [found]
         elif cu_seqlens is None:

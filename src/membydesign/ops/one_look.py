@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.ops import checks
+from membydesign.ops.transforms import values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ def check_after(given: Given, precision: Tensor, **results: Tensor | None) -> No
         results: everything it found, by name.
     """
     if _waits(precision):
-        if not bool(_suspicion(given, precision, results)):
+        if not bool(values(_suspicion(given, precision, results)).any()):
             return
         given.check()
     checks.check_found(precision, given.inputs, **results)

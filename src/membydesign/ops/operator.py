@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from membydesign.ops import native
+from membydesign.ops import native, transforms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,6 +59,7 @@ def differentiable(
     remember: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
     gradients: Callable[[Callable[..., tuple[Tensor, ...]], Any, Sequence[Tensor | None]], tuple[Tensor | None, ...]],
     saved: int,
+    shared: tuple[int, ...] = (),
 ) -> Operator:
     """Pair a native forward with its backward.
 
@@ -72,6 +73,8 @@ def differentiable(
         gradients: calls backward with what the context has and the gradients of outputs, None for those that nothing
             depends on; returns one gradient for each argument of `forward`.
         saved: how many of the last outputs are for backward alone.
+        shared: places of arguments without a batch axis, the same in `forward` and `backward`; all other tensors, and
+            all results, have it first.
     """
     forward_operator = torch.library.custom_op(f"membydesign::{name}_forward", forward, mutates_args=())
     backward_operator = torch.library.custom_op(f"membydesign::{name}_backward", backward, mutates_args=())
@@ -82,38 +85,114 @@ def differentiable(
         setup_context=lambda ctx, inputs, output: remember(ctx, inputs, output),
     )
 
+    class Backward(torch.autograd.Function):
+        """The native backward where torch follows it: folded by torch.vmap, and refused a derivative of its own."""
+
+        @staticmethod
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return backward(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+            """Keep nothing: there is no second backward."""
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            return _mapped(Backward.apply, info.batch_size, in_dims, inputs, shared)
+
+        backward = staticmethod(refuse_second_derivatives)
+        jvp = staticmethod(refuse_tangents)
+
+    def settle(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.set_materialize_grads(False)
+        if inputs[-1]:
+            remember(ctx, inputs, output)
+        ctx.mark_non_differentiable(*output[len(output) - saved :])
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        transforms.refuse_legacy_vmap(grads)
+        # With create_graph=True the gradients belong to a graph too, and must not look like constants of it.
+        followed = torch.is_grad_enabled() or transforms.active()
+        return gradients(Backward.apply if followed else backward, ctx, grads)
+
     class Eager(torch.autograd.Function):
         """The same without the dispatcher, whose first call would import torch's compiler for a few seconds."""
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
             found = forward(*inputs)
-            ctx.set_materialize_grads(False)
-            if inputs[-1]:
-                remember(ctx, inputs, found)
-            ctx.mark_non_differentiable(*found[len(found) - saved :])
+            settle(ctx, inputs, found)
             return found
 
+        backward = staticmethod(differentiate)
+        jvp = staticmethod(refuse_tangents)
+
+    class Transformed(torch.autograd.Function):
+        """The same for torch.func, in the style that it asks for, which costs each call some 40 microseconds."""
+
         @staticmethod
-        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            refuse_second_derivatives(grads)
-            return gradients(backward, ctx, grads)
+        def forward(*inputs: Any) -> tuple[Tensor, ...]:
+            return forward(*inputs)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+            return _mapped(Transformed.apply, info.batch_size, in_dims, inputs, shared)
+
+        setup_context = staticmethod(settle)
+        backward = staticmethod(differentiate)
+        jvp = staticmethod(refuse_tangents)
 
     def apply(*inputs: Any) -> tuple[Tensor, ...]:
         save = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         if torch.compiler.is_compiling():
             return forward_operator(*inputs, save)
+        if transforms.active():  # a sample of torch.vmap does not say whether the whole needs a gradient
+            return Transformed.apply(*inputs, torch.is_grad_enabled())
         return Eager.apply(*inputs, save)
 
     return Operator(apply, forward_operator)
 
 
-def refuse_second_derivatives(grads: Sequence[Tensor | None]) -> None:
+def _mapped(
+    apply: Callable[..., tuple[Tensor, ...]],
+    samples: int,
+    in_dims: tuple[int | None, ...],
+    inputs: tuple[Any, ...],
+    shared: tuple[int, ...],
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """The rule for torch.vmap: samples become entries of the batch, the first axis of all but the `shared` inputs."""
+
+    def folded(i: int, x: Any, dim: int | None) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        if i in shared:  # the same for all samples, though torch.vmap may have copied it
+            return x if dim is None else x.select(dim, 0)
+        x = x.expand(samples, *x.shape) if dim is None else x.movedim(dim, 0)
+        return x.flatten(0, 1)
+
+    found = apply(*(folded(i, x, dim) for i, (x, dim) in enumerate(zip(inputs, in_dims, strict=True))))
+    unasked = [x.shape == (0,) for x in found]
+    return (
+        tuple(x if empty else x.unflatten(0, (samples, -1)) for x, empty in zip(found, unasked, strict=True)),
+        tuple(None if empty else 0 for empty in unasked),
+    )
+
+
+def refuse_second_derivatives(ctx: Any, *grads: Tensor | None) -> NoReturn:
     """A backward written by hand has no backward of its own: say so instead of returning a part of the answer."""
-    if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in grads):
-        raise RuntimeError(
-            'this filter can be differentiated once, and create_graph=True asks for more; use method="recurrent"'
-        )
+    del ctx, grads
+    raise RuntimeError(
+        "this filter's native code can be differentiated once, and a derivative of its gradient was asked for; "
+        'use backend="torch" (an argument of filter_sequence and of layers), which can be differentiated again'
+    )
+
+
+def refuse_tangents(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+    """Native code has no forward-mode derivative."""
+    del ctx, tangents
+    raise RuntimeError(
+        'this filter\'s native code has no forward-mode derivative (jvp); use backend="torch", or leave backend="auto"'
+    )
 
 
 def apart(x: Tensor, dim: int) -> Tensor:

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from membydesign.belief import Belief
 from membydesign.design import DampedRotation, DesignModel, Diagonal, DiagonalDecay, Identity, ScalarDecay
-from membydesign.ops import native
+from membydesign.ops import native, transforms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +62,9 @@ def native_step(
     parameters: Mapping[str, Tensor | float | None],
 ) -> tuple[Tensor, Belief] | None:
     """The read-out [B,H,M] and the new belief, or None; arguments as the user of `filter_step` gave them."""
-    if not isinstance(design, DesignModel) or type(design.transition) not in _TRANSITIONS or _traced():
+    if not isinstance(design, DesignModel) or type(design.transition) not in _TRANSITIONS:
+        return None
+    if torch.compiler.is_compiling() or transforms.followed():
         return None
     dtype = belief.mean.dtype if isinstance(belief, Belief) and isinstance(belief.mean, Tensor) else None
     if dtype not in native.REALS:
@@ -89,13 +90,6 @@ def native_step(
         if not output.isfinite().all():
             return None
     return output, Belief(mean, covariance)
-
-
-def _traced() -> bool:
-    """Whether torch follows what happens to tensors, which native code hides: compiler, tangents, torch.func, modes."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return True
-    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _ready(x: Tensor | float, dtype: torch.dtype) -> Tensor | None:

@@ -16,6 +16,7 @@ from membydesign.ops.filtering import without_autocast
 from membydesign.ops.generalised_delta import naive
 from membydesign.ops.generalised_delta.naive import Steps
 from membydesign.ops.packed import PADDING, batches
+from membydesign.ops.transforms import beyond_native, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,9 @@ def generalised_delta_rule(
     dtype = reduce(torch.promote_types, (part.dtype for part in (*x, initial)), torch.float32)
     x, initial = x.map(lambda part: part.to(dtype)), initial.to(dtype)
 
+    if backend == "auto" and beyond_native():
+        backend = "torch"
+
     def run(M: Tensor, x: Steps) -> tuple[Tensor, Tensor]:
         if method == "recurrent" or x.q.shape[1] == 1:
             return naive.run(M, x)
@@ -92,7 +96,7 @@ def _check_decays(log_decay: Tensor, method: str) -> None:
     """Refuse decays above one and, chunk by chunk, those whose inverse would overflow."""
     if torch.compiler.is_compiling() or log_decay.is_meta:
         return
-    smallest, largest = (value.item() for value in torch.aminmax(log_decay.detach()))
+    smallest, largest = (value.item() for value in torch.aminmax(values(log_decay)))
     if not largest <= 0:
         raise ValueError(f"log_decay: expected log-decays <= 0, got {largest:.6g}")
     if method == "chunk" and smallest < STRONGEST:

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from membydesign.belief import Belief
 from membydesign.design import RowDrift
+from membydesign.ops import transforms
 from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
-from membydesign.ops.operator import refuse_second_derivatives
 from membydesign.ops.recurrent import Run
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from membydesign.ops.inputs import Inputs
 
 
@@ -155,15 +157,16 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, M: Tensor, P: Tensor, *chunks: Tensor | None) -> tuple[Tensor, ...]:
         found = pass_all(M, P, Chunks._make(chunks))
-        ctx.save_for_backward(*found[2:4], *chunks)
+        ctx.save_for_backward(M, P, *found[2:4], *chunks)
         ctx.mark_non_differentiable(found[-1])
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives(grads)
+        M, P, M0, P0, *chunks = ctx.saved_tensors
+        if torch.is_grad_enabled() or transforms.active():  # create_graph=True, or gradients that torch.vmap maps
+            return _followed_gradients((M, P, *chunks), grads[:-1])
         dM, dP, dM0, dP0, dfactor, derror, _ = grads
-        M0, P0, *chunks = ctx.saved_tensors
         x = Chunks._make(chunks)
         pieces: list[list[Tensor]] = []
         for i in reversed(range(x.keys.shape[2])):
@@ -181,6 +184,22 @@ class _Pass(torch.autograd.Function):
         for name, t in x._asdict().items():
             found.append(None if t is None else torch.stack(next(stacked), 3 if name in ("own", "values") else 2))
         return dM, dP, *found
+
+
+def _followed_gradients(inputs: Sequence[Tensor | None], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradients of `pass_all` by torch's own operations, in which all of the pass is kept."""
+    with torch.enable_grad():
+        own = [None if t is None else t.view_as(t) for t in inputs]  # apart from one another, whatever each was made of
+        M, P, *chunks = own
+        assert M is not None
+        assert P is not None
+        *found, _ = pass_all(M, P, Chunks._make(chunks))
+    wanted = [t for t in own if t is not None and t.requires_grad]
+    outputs = [y for y in found if y.requires_grad]
+    upstream = [g for y, g in zip(found, grads, strict=True) if y.requires_grad]
+    again = torch.is_grad_enabled()
+    gradients = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=again, allow_unused=True))
+    return tuple(next(gradients) if t is not None and t.requires_grad else None for t in own)
 
 
 def filter_chunk(
@@ -220,7 +239,8 @@ def filter_chunk(
     # 2. Chunk after chunk
     M = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
     P = (initial.covariance + initial.covariance.mT) / 2
-    if torch.compiler.is_compiling():  # whose own planner decides what to keep
+    # torch.compile's own planner decides what to keep; transforms and tangents have no use for a written backward.
+    if torch.compiler.is_compiling() or transforms.followed():
         M, P, M0, P0, factor, error, failed = pass_all(M, P, chunks)
     else:
         M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
@@ -261,8 +281,8 @@ def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
     """Whether a float32 filter met writes so much surer than memory that conditioning on many at once costs digits."""
     if factor.dtype != torch.float32 or factor.is_meta or factor.device.type == "mps" or torch.compiler.is_compiling():
         return False
-    variances = factor.detach().square().sum(-1)  # the diagonal of G
-    return bool((variances > SURE * write_noise).any())
+    variances = factor.square().sum(-1)  # the diagonal of G
+    return bool(transforms.values(variances > SURE * write_noise).any())
 
 
 def _precision(pivots: Tensor, failed: Tensor, length: int) -> Tensor:

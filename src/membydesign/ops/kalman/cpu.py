@@ -197,6 +197,7 @@ OPERATOR = operator.differentiable(
     remember=_remember,
     gradients=_gradients,
     saved=2,
+    shared=(7,),  # rows
 )
 
 

@@ -144,6 +144,7 @@ OPERATOR = operator.differentiable(
     remember=_remember,
     gradients=_gradients,
     saved=0,
+    shared=(5,),  # rows
 )
 
 

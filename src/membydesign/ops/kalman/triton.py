@@ -26,6 +26,7 @@ from membydesign.ops.kalman.chunk import accumulated_noise, filter_chunk
 from membydesign.ops.kalman.triton_backward import backward_kernel
 from membydesign.ops.kalman.triton_forward import forward_kernel
 from membydesign.ops.recurrent import Run
+from membydesign.ops.transforms import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -351,4 +352,4 @@ def _too_sure(observed: Tensor, write_noise: Tensor) -> bool:
     """Whether the filter met writes so much surer than memory that conditioning on many at once costs digits."""
     if observed.is_meta or torch.compiler.is_compiling():
         return False
-    return bool((observed > SURE * write_noise.detach()).any())
+    return bool(values(observed > SURE * write_noise).any())
