@@ -82,3 +82,32 @@ def test_beliefs_are_saved_and_loaded_safely(tmp_path):
     loaded = torch.load(tmp_path / "belief.pt", weights_only=True)
     assert isinstance(loaded, Belief)
     assert torch.equal(loaded.mean, belief.mean)
+
+
+@pytest.mark.parametrize("design", [DENSE, DIAGONAL, mbd.catalogue["kda"]])
+def test_beliefs_move_and_change_their_type(design):
+    belief = random_belief(design)
+    for moved, dtype in (
+        (belief.to("meta"), torch.float64),
+        (belief.to(device=torch.device("meta"), dtype=torch.float32), torch.float32),
+        (belief.to("meta", torch.float32), torch.float32),
+    ):
+        assert isinstance(moved, Belief)
+        assert all(x.is_meta and x.dtype == dtype for x in moved if x is not None)
+        assert (moved.covariance is None) == (belief.covariance is None)
+    assert torch.equal(belief.to(dtype=torch.float32).mean, belief.mean.float())
+    assert torch.equal(belief.to(torch.float32).mean, belief.mean.float())
+    assert torch.equal(belief.to().mean, belief.mean)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_beliefs_are_never_lowered_below_float32(dtype):
+    with pytest.raises(ValueError, match=f"^dtype: expected float32 or float64 for a belief, got {dtype}"):
+        random_belief(DENSE).to(dtype=dtype)
+    with pytest.raises(ValueError, match=f"^dtype: expected float32 or float64 for a belief, got {dtype}"):
+        random_belief(DENSE).to(dtype)
+
+
+def test_a_belief_goes_to_a_device():
+    with pytest.raises(ValueError, match=r'^device: expected a device such as "cuda", got tensor\(1\.\)'):
+        random_belief(DENSE).to(torch.tensor(1.0))  # pyright: ignore[reportArgumentType]

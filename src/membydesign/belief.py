@@ -96,8 +96,13 @@ class Belief(NamedTuple):
         """The same belief, cut off from the autograd graph."""
         return self.map(lambda x: x.detach())
 
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Belief:
+        """The same belief on another device, or in another type: float32 or float64, and never below."""
+        place, dtype = destination(device, dtype)
+        return self.map(lambda x: x.to(place, dtype))
+
     def map(self, f: Callable[[Tensor], Tensor]) -> Belief:
-        """The belief with f applied to mean and covariance, for example `belief.map(lambda x: x.to("cuda"))`."""
+        """The belief with f applied to mean and covariance, for example `belief.map(lambda x: x[:1])`."""
         return Belief._make(None if x is None else f(x) for x in self)
 
     @staticmethod
@@ -149,6 +154,19 @@ class Belief(NamedTuple):
 
 
 torch.serialization.add_safe_globals([Belief])  # torch.load reads saved beliefs without unpickling code
+
+
+def destination(
+    device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """Where `to` brings a belief; refuses types in which a covariance would not stay positive definite for long."""
+    if isinstance(device, torch.dtype) and dtype is None:  # belief.to(torch.float64), as tensors have it
+        device, dtype = None, device
+    if device is not None and not isinstance(device, (str, torch.device)):
+        raise ValueError(f'device: expected a device such as "cuda", got {device!r}')
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype: expected float32 or float64 for a belief, got {dtype!r}")
+    return None if device is None else torch.device(device), dtype
 
 
 def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:

@@ -160,6 +160,28 @@ class LayerContract:
         for name, part in belief.parts():
             assert part.untyped_storage().nbytes() <= 2 * part.nbytes + 64, name
 
+    def test_a_detached_belief_cuts_the_gradient_and_nothing_else(self, layer):
+        x = tokens(1, 12).requires_grad_()
+        _, belief = layer(x[:, :7])
+        y, _ = layer(x[:, 7:], belief.detach())
+        assert_close(y, layer(x)[0][:, 7:], 1e-9)
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)
+        assert not gradient[:, :7].any()
+        assert gradient[:, 7:].any()
+
+    def test_a_belief_moves_and_is_never_lowered(self, layer):
+        x = tokens(2, 9)
+        _, belief = layer(x[:, :6])
+        y, _ = layer(x[:, 6:], belief.detach().to(dtype=torch.float64))
+        assert_close(y, layer(x)[0][:, 6:], 1e-9)
+        moved = belief.to("meta", torch.float32)
+        assert type(moved) is type(belief)
+        for name, part in moved.parts():
+            assert part.is_meta, name
+            assert not part.is_floating_point() or part.dtype == torch.float32, name
+        with pytest.raises(ValueError, match="^dtype: expected float32 or float64 for a belief, got torch.bfloat16"):
+            belief.to(dtype=torch.bfloat16)
+
     def test_bad_input_is_refused(self, layer):
         with pytest.raises(ValueError, match=rf"^x: expected shape \[B,T,{WIDTH}\]"):
             layer(torch.zeros(2, 3, WIDTH + 1, dtype=torch.float64))

@@ -90,6 +90,11 @@ class SoftmaxAttention(SequenceLayer):
     def reset_parameters(self) -> None:
         """Nothing to do: all its parameters are weights of linear maps."""
 
+    def extra_repr(self) -> str:
+        """Sizes."""
+        sizes = f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+        return f"{sizes}, num_key_heads={self.num_key_heads}, rope_theta={self.rope_theta}"
+
     def state_size(self) -> None:
         """None: it grows with the sequence, by 2·num_key_heads·D numbers a token."""
 

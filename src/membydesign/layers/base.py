@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from membydesign.belief import Belief
+from membydesign.belief import Belief, destination
 from membydesign.ops.checks import check_cu_seqlens
+from membydesign.ops.transforms import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -77,6 +78,15 @@ class LayerBelief:
         """The same belief with f applied to every tensor, for example `belief.map(lambda x: x[:1])`."""
         return type(self)(*(_mapped(getattr(self, field.name), f) for field in fields(self)))
 
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same belief on another device, or in another type: float32 or float64, and never below.
+
+        All floating-point numbers change their type. What a layer keeps in the type of its input, such as the tails of
+        convolutions, returns to it with the next token.
+        """
+        place, dtype = destination(device, dtype)
+        return self.map(lambda x: x.to(place, dtype if x.is_floating_point() else None))
+
     def detach(self) -> Self:
         """The same belief, cut off from the autograd graph."""
         return self.map(lambda x: x.detach())
@@ -117,6 +127,15 @@ class SequenceLayer(nn.Module, ABC):
 
     hidden_size: int
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`, and its hooks."""
+        if "attention_mask" in kwargs:
+            raise TypeError(
+                f"attention_mask: expected cu_seqlens instead, since a {type(self).__name__} reads every token of x: "
+                "pack sequences into one row without padding, or use MemoryModel, which takes an attention_mask"
+            )
+        return super().__call__(*args, **kwargs)
+
     @abstractmethod
     def forward(
         self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
@@ -148,12 +167,42 @@ class SequenceLayer(nn.Module, ABC):
             raise ValueError(f"belief: expected one of {batch} sequences, as x has, got one of {belief.batch}")
         return batch
 
+    def refuse_non_finite(self, x: Tensor, error: Exception) -> None:
+        """After a filter has failed: say if x or the layer's own weights are to blame, neither of which it has seen."""
+        if torch.compiler.is_compiling() or x.is_meta:
+            return
+        weights = ((f"{type(self).__name__}.{name}", p) for name, p in self.named_parameters())
+        for name, value in (*weights, ("x", x)):
+            finite = torch.isfinite(values(value))
+            if bool(finite.all()):
+                continue
+            index = (~finite).nonzero()[0].tolist()
+            got = f"{values(value)[tuple(index)].item()} at index {index}"
+            if name == "x":
+                raise ValueError(f"x: expected finite values, got {got}") from error
+            why = "the layer's own weights are not finite; look at what changed them last"
+            if value.dtype == torch.float16:
+                why += (
+                    ". In float16 one step of Adam does that, whose eps=1e-8 is 0 there: train in float32 under "
+                    "torch.autocast, or in bfloat16"
+                )
+            raise ValueError(f"{name}: expected finite weights, got {got}: {why}") from error
+        of_belief = str(error).startswith(("belief", "initial"))
+        if x.dtype == torch.float16 and "expected finite values" in str(error) and not of_belief:
+            why = "x and the weights are finite, so the layer's own maps overflowed in float16; use bfloat16 or float32"
+            raise ValueError(f"{error}: {why}") from error
+
 
 def positive(name: str, value: object) -> int:
     """A whole number of at least one, or a ValueError that names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
     return value
+
+
+def shown_way(method: str, backend: str) -> list[str]:
+    """How a filter is computed, for a layer's repr; nothing for the usual way."""
+    return [] if (method, backend) == ("chunk", "auto") else [f"method={method!r}, backend={backend!r}"]
 
 
 def heads_of(hidden_size: int, num_heads: int) -> int:

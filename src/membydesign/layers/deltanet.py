@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from membydesign.design import catalogue
 from membydesign.layers.base import unit
 from membydesign.layers.filtered import StepInputs
 from membydesign.layers.projected import ProjectedLayer, delta_noises, swish_gated
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -33,6 +36,8 @@ class DeltaNet(ProjectedLayer):
         short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
         output_gate: whether the normalised read is multiplied by SiLU(W_g x).
         norm_eps: ε of the RMSNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Example:
         >>> DeltaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -49,6 +54,8 @@ class DeltaNet(ProjectedLayer):
         short_convolution: int | None = 4,
         output_gate: bool = False,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             catalogue["deltanet"],
@@ -57,6 +64,8 @@ class DeltaNet(ProjectedLayer):
             head_dim,
             head_dim if value_dim is None else value_dim,
             short_convolution=short_convolution,
+            method=method,
+            backend=backend,
         )
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False) if output_gate else None

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, final, overload
 
 from torch import Tensor
 
-from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive
+from membydesign.errors import FilterError
+from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive, shown_way
 from membydesign.ops import filter_sequence, filter_step
+from membydesign.ops.filtering import check_way
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from membydesign.belief import Belief
     from membydesign.design import DesignModel
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -59,11 +62,30 @@ class FilterLayer(SequenceLayer):
         num_heads: H.
         key_dim: D, rows of each head's memory.
         value_dim: M, columns of each head's memory.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
+
+    `method` and `backend` say how the filter is computed, not what it is: they are attributes, and may be set at any
+    time.
     """
 
-    def __init__(self, design: DesignModel, hidden_size: int, num_heads: int, key_dim: int, value_dim: int) -> None:
+    method: Method = "chunk"  # also of layers that were pickled before they had it
+    backend: Backend = "auto"
+
+    def __init__(
+        self,
+        design: DesignModel,
+        hidden_size: int,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int,
+        *,
+        method: Method = "chunk",
+        backend: Backend = "auto",
+    ) -> None:
         super().__init__()
-        self.design = design
+        check_way(method, backend)
+        self.design, self.method, self.backend = design, method, backend
         self.hidden_size = positive("hidden_size", hidden_size)
         self.num_heads = positive("num_heads", num_heads)
         self.key_dim, self.value_dim = positive("head_dim", key_dim), positive("value_dim", value_dim)
@@ -95,6 +117,15 @@ class FilterLayer(SequenceLayer):
         """Numbers kept per sequence between two tokens."""
         of_head = self.design.state_size(self.key_dim, self.value_dim)
         return LayerStateSize(self.num_heads * of_head.mean, self.num_heads * of_head.covariance, self.tail_size)
+
+    def extra_repr(self) -> str:
+        """Design and sizes, and how the filter is computed if not as usual."""
+        design = self.design
+        lines = [
+            f"design={design.title!r}: {design.transition}, {design.write}, {design.covariance}",
+            f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, D={self.key_dim}, M={self.value_dim}",
+        ]
+        return "\n".join((*lines, *shown_way(self.method, self.backend)))
 
     @overload
     def forward(
@@ -166,20 +197,26 @@ class FilterLayer(SequenceLayer):
             )
         inputs, tails = self.step_inputs(x, None if belief is None else belief.tails, cu_seqlens)
         asks = return_variance or return_evidence
-        if x.shape[1] == 1 and belief is not None and cu_seqlens is None and not asks:
-            y, memory = self._step(inputs, belief.memory)
-            return self.read_out(y[:, None], x, inputs), FilterBelief(memory, tails)
-        out = filter_sequence(
-            self.design,
-            inputs.q,
-            inputs.k,
-            inputs.v,
-            **inputs.parameters,  # pyright: ignore[reportArgumentType]
-            initial=None if belief is None else belief.memory,
-            cu_seqlens=cu_seqlens,
-            return_variance=return_variance,
-            return_evidence=return_evidence,
-        )
+        try:
+            if x.shape[1] == 1 and belief is not None and cu_seqlens is None and not asks:
+                y, memory = self._step(inputs, belief.memory)
+                return self.read_out(y[:, None], x, inputs), FilterBelief(memory, tails)
+            out = filter_sequence(
+                self.design,
+                inputs.q,
+                inputs.k,
+                inputs.v,
+                **inputs.parameters,  # pyright: ignore[reportArgumentType]
+                initial=None if belief is None else belief.memory,
+                cu_seqlens=cu_seqlens,
+                method=self.method,
+                backend=self.backend,
+                return_variance=return_variance,
+                return_evidence=return_evidence,
+            )
+        except (ValueError, FilterError) as error:
+            self.refuse_non_finite(x, error)
+            raise
         y = self.read_out(out.output, x, inputs)
         new = FilterBelief(out.belief, tails)
         return (y, new, Uncertainty(out.variance, out.write_log_evidence)) if asks else (y, new)

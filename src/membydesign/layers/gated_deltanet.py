@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from membydesign.layers.projected import (
     start_steps,
     swish_gated,
 )
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -45,6 +48,8 @@ class GatedDeltaNet(ProjectedLayer):
         num_key_heads: heads of q and k, each for num_heads/num_key_heads heads of values, as in Qwen3-Next; default
             num_heads.
         norm_eps: ε of the RMSNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
@@ -65,6 +70,8 @@ class GatedDeltaNet(ProjectedLayer):
         output_gate: bool = True,
         num_key_heads: int | None = None,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             catalogue["gated_deltanet"],
@@ -74,6 +81,8 @@ class GatedDeltaNet(ProjectedLayer):
             2 * head_dim if value_dim is None else value_dim,
             short_convolution=short_convolution,
             num_key_heads=num_key_heads,
+            method=method,
+            backend=backend,
         )
         self.a_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from membydesign.design import catalogue
 from membydesign.layers.filtered import StepInputs
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import NOISELESS, ProjectedLayer, swish_gated
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 _RANK = 16
 _TEMPERATURE = 16
@@ -36,6 +39,8 @@ class GLA(ProjectedLayer):
         value_dim: M; default 2·head_dim, since the paper's keys have half the width of its values.
         short_convolution: width of convolutions on q, k and v, with SiLU; None for none.
         norm_eps: ε of the RMSNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Example:
         >>> GLA(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -51,6 +56,8 @@ class GLA(ProjectedLayer):
         value_dim: int | None = None,
         short_convolution: int | None = None,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             catalogue["gla"],
@@ -59,6 +66,8 @@ class GLA(ProjectedLayer):
             head_dim,
             2 * head_dim if value_dim is None else value_dim,
             short_convolution=short_convolution,
+            method=method,
+            backend=backend,
         )
         self.gk_proj = nn.Sequential(
             nn.Linear(hidden_size, _RANK, bias=False), nn.Linear(_RANK, num_heads * head_dim, bias=True)

@@ -174,6 +174,11 @@ class Hyena(SequenceLayer):
         self.filters.reset_parameters()
         nn.init.normal_(self.skip)
 
+    def extra_repr(self) -> str:
+        """Sizes."""
+        length = self.filters.max_length
+        return f"hidden_size={self.hidden_size}, channels={self.channels}, order={self.order}, max_length={length}"
+
     def state_size(self) -> None:
         """None: it grows with the sequence, by order·n numbers a token."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from membydesign.layers.base import unit
 from membydesign.layers.filtered import StepInputs
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import ProjectedLayer, delta_noises, rms_normed, start_rates, start_steps
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -38,6 +41,8 @@ class KDA(ProjectedLayer):
         value_dim: M; default head_dim.
         short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
         norm_eps: ε of the RMSNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Rates $e^A$ start uniformly between 1 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
@@ -55,6 +60,8 @@ class KDA(ProjectedLayer):
         value_dim: int | None = None,
         short_convolution: int | None = 4,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             catalogue["kda"],
@@ -63,6 +70,8 @@ class KDA(ProjectedLayer):
             head_dim,
             head_dim if value_dim is None else value_dim,
             short_convolution=short_convolution,
+            method=method,
+            backend=backend,
         )
         self.f_a_proj = nn.Linear(hidden_size, head_dim, bias=False)
         self.f_b_proj = nn.Linear(head_dim, num_heads * head_dim, bias=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from membydesign.layers.base import positive
 from membydesign.layers.filtered import FilterLayer, StepInputs
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import NOISELESS
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -34,6 +37,8 @@ class LinearAttention(FilterLayer):
         head_dim: D.
         value_dim: columns of values of each head; default head_dim.
         norm_eps: ε beside the normaliser.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Example:
         >>> LinearAttention(hidden_size=64, num_heads=2, head_dim=16).state_size()  # 2 · 16 · (16 + 1)
@@ -41,10 +46,20 @@ class LinearAttention(FilterLayer):
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, head_dim: int, *, value_dim: int | None = None, norm_eps: float = 1e-6
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        norm_eps: float = 1e-6,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         columns = head_dim if value_dim is None else positive("value_dim", value_dim)
-        super().__init__(catalogue["linear_attention"], hidden_size, num_heads, head_dim, columns + 1)
+        super().__init__(
+            catalogue["linear_attention"], hidden_size, num_heads, head_dim, columns + 1, method=method, backend=backend
+        )
         self.norm_eps = norm_eps
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         self.k_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=False)

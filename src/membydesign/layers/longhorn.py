@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,9 @@ from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.filtered import FilterLayer, StepInputs
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import convolved, expanded_value_dim
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -39,6 +42,8 @@ class Longhorn(FilterLayer):
         head_dim: D of our legend, the size of keys: Longhorn's state size.
         value_dim: M, with an inner width of num_heads·value_dim; default 2·hidden_size/num_heads.
         short_convolution: width of the convolution on x'; None for SiLU alone.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     δ has hidden_size/16 channels, rounded up. Gates start at β = 1/2 plus what the input gives, the skip D at 1. There
     is no norm.
@@ -56,9 +61,13 @@ class Longhorn(FilterLayer):
         *,
         value_dim: int | None = None,
         short_convolution: int | None = 4,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         value_dim = expanded_value_dim(hidden_size, num_heads, value_dim)
-        super().__init__(catalogue["longhorn"], hidden_size, num_heads, head_dim, value_dim)
+        super().__init__(
+            catalogue["longhorn"], hidden_size, num_heads, head_dim, value_dim, method=method, backend=backend
+        )
         inner = num_heads * value_dim
         self.rank = -(-hidden_size // 16)
         self.in_proj = nn.Linear(hidden_size, 2 * inner, bias=False)

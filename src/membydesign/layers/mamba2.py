@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from membydesign.layers.projected import (
     rms_normed,
     start_steps,
 )
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -45,6 +48,8 @@ class Mamba2(FilterLayer):
         short_convolution: width of the convolution on x', B and C; 1 only scales; None for SiLU alone.
         num_key_heads: heads of B and C, each for num_heads/num_key_heads heads of values: Mamba-2's groups.
         norm_eps: ε of the RMSNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Rates $e^A$ start at 1, …, H, steps softplus(b) log-uniformly between 0.001 and 0.1, and the skip D at 1.
 
@@ -63,9 +68,13 @@ class Mamba2(FilterLayer):
         short_convolution: int | None = 4,
         num_key_heads: int = 1,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         value_dim = expanded_value_dim(hidden_size, num_heads, value_dim)
-        super().__init__(catalogue["mamba2"], hidden_size, num_heads, head_dim, value_dim)
+        super().__init__(
+            catalogue["mamba2"], hidden_size, num_heads, head_dim, value_dim, method=method, backend=backend
+        )
         self.num_key_heads = divisor_of_heads(num_key_heads, num_heads)
         self.inner_size = num_heads * value_dim
         mixed = self.inner_size + 2 * num_key_heads * head_dim

@@ -13,7 +13,6 @@ from membydesign.design import (
     Identity,
     ObserveMemory,
     ScalarDecay,
-    catalogue,
 )
 from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.deltanet import DeltaNet
@@ -24,7 +23,7 @@ from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
-from membydesign.layers.memory import MemoryLayer
+from membydesign.layers.memory import ON_SCAFFOLD, MemoryLayer
 from membydesign.layers.parameters import Gate, Learned
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
@@ -36,12 +35,6 @@ if TYPE_CHECKING:
     from membydesign.design import DesignModel, Transition
     from membydesign.layers.base import SequenceLayer
 
-_OWN = {
-    "bayesian_layer": catalogue["bayesian_layer"],
-    "bayesian_layer_rotating": catalogue["bayesian_layer"].replace(transition=DampedRotation(noise="real")),
-    "bayesian_layer_diagonal": catalogue["bayesian_layer_diagonal"],
-    "covariance_reset": catalogue["covariance_reset"],
-}
 _TRANSITIONS: dict[str, Transition] = {
     "identity": Identity(),
     "scalar": ScalarDecay(),
@@ -50,7 +43,6 @@ _TRANSITIONS: dict[str, Transition] = {
     "rotation_real": DampedRotation(noise="real"),
 }
 _DESIGN_OPTIONS = ("transition", "groups", "prior")
-_STYLES = {f"{name}_style": design for name, design in catalogue.items() if name not in _OWN}
 _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "deltanet": DeltaNet,
     "gated_deltanet": GatedDeltaNet,
@@ -65,7 +57,8 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "rwkv7": RWKV7,
 }
 
-LAYERS = (*_OWN, *_ARCHITECTURES, *_STYLES)
+_STYLES = [name for name in ON_SCAFFOLD if name.endswith("_style")]
+LAYERS = (*(name for name in ON_SCAFFOLD if name not in _STYLES), *_ARCHITECTURES, *_STYLES)
 """The names of all layers."""
 
 
@@ -91,15 +84,14 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
     if name in _ARCHITECTURES:
         make = _ARCHITECTURES[name]
         return make(hidden_size, num_heads, head_dim, **_known(name, make, options))
-    design = {**_OWN, **_STYLES}.get(name)
-    if design is None:
+    if name not in ON_SCAFFOLD:
         raise ValueError(f"layer: expected one of {', '.join(LAYERS)}, got {name!r}")
+    design, noises = ON_SCAFFOLD[name]
     options = _known(name, MemoryLayer, options, *_DESIGN_OPTIONS)
     design = _designed(design, **{option: options.pop(option, None) for option in _DESIGN_OPTIONS})
-    if name == "covariance_reset":  # the noises of the Bayesian Layer, and λ = ℓ²
-        options = {"prior_variance": Learned(0.05), "write_noise": Learned(0.5), **options}
     for noise in ("process_noise", "write_noise", "prior_variance"):
-        options[noise] = _source(noise, options.get(noise))
+        source = _source(noise, options.get(noise))
+        options[noise] = noises.get(noise) if source is None else source
     return MemoryLayer(design, hidden_size, num_heads, head_dim, **options)
 
 

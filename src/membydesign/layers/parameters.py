@@ -160,6 +160,10 @@ class Drift(nn.Module):
             self.A_angle = nn.Parameter(torch.empty(spectrum))
         self.reset_parameters()
 
+    def extra_repr(self) -> str:
+        """The transition that it drives."""
+        return repr(self.transition)
+
     def reset_parameters(self) -> None:
         """Memories of 10 to 1,000 tokens, turns from 0 to π per unit of Δ, and weights at zero."""
         if isinstance(self.transition, Identity):

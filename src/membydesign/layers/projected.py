@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from membydesign.design import DesignModel
+    from membydesign.ops.filtering import Backend, Method
 
 NOISELESS = {"prior_variance": 1.0, "write_noise": 0.0}
 """The additive write with trust ω = 1."""
@@ -35,6 +36,8 @@ class ProjectedLayer(FilterLayer):
         short_convolution: width of the convolutions on q, k and v; None for none.
         num_key_heads: heads of q and k, each for num_heads/num_key_heads heads of values; default num_heads.
         mapped_key_dim: entries of each q and k as they are mapped from x; default key_dim.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class ProjectedLayer(FilterLayer):
         short_convolution: int | None,
         num_key_heads: int | None = None,
         mapped_key_dim: int | None = None,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__(design, hidden_size, num_heads, key_dim, value_dim)
+        super().__init__(design, hidden_size, num_heads, key_dim, value_dim, method=method, backend=backend)
         self.num_key_heads = divisor_of_heads(num_heads if num_key_heads is None else num_key_heads, num_heads)
         keys = self.num_key_heads * (key_dim if mapped_key_dim is None else mapped_key_dim)
         values = num_heads * value_dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,9 @@ from membydesign.design import DampedRotation, catalogue
 from membydesign.layers.filtered import StepInputs
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import NOISELESS, ProjectedLayer
+
+if TYPE_CHECKING:
+    from membydesign.ops.filtering import Backend, Method
 
 
 @final
@@ -40,6 +43,8 @@ class RetNet(ProjectedLayer):
         value_dim: M; default 2·head_dim.
         short_convolution: width of convolutions on q, k and v, with SiLU; None for none.
         norm_eps: ε of the GroupNorm.
+        method: "chunk" or "recurrent", as `filter_sequence` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Example:
         >>> RetNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -55,6 +60,8 @@ class RetNet(ProjectedLayer):
         value_dim: int | None = None,
         short_convolution: int | None = None,
         norm_eps: float = 1e-5,
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__(
             catalogue["retnet"].replace(transition=DampedRotation()),
@@ -63,6 +70,8 @@ class RetNet(ProjectedLayer):
             head_dim,
             2 * head_dim if value_dim is None else value_dim,
             short_convolution=short_convolution,
+            method=method,
+            backend=backend,
         )
         self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False)
         self.group_norm = nn.LayerNorm(self.value_dim, eps=norm_eps, elementwise_affine=False)

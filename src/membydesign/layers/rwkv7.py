@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, positive
+from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, positive, shown_way
 from membydesign.layers.convolution import delayed
 from membydesign.layers.parameters import start_at, wide
 from membydesign.ops import generalised_delta_rule
+from membydesign.ops.filtering import check_way
+from membydesign.ops.generalised_delta.sequence import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,6 +110,8 @@ class RWKV7(SequenceLayer):
         value_rank: of the one that gives ν; about 1.3 √hidden_size.
         gate_rank: of the one that gives g; about 0.6 hidden_size^0.8.
         norm_eps: ε of the norm of each head.
+        method: "chunk" or "recurrent", as `generalised_delta_rule` takes it.
+        backend: likewise; "torch" can be differentiated more than once.
 
     Example:
         >>> layer = RWKV7(128, num_heads=4, head_dim=32, value_dim=64)
@@ -116,6 +120,9 @@ class RWKV7(SequenceLayer):
         >>> layer.state_size().recurrent
         8192
     """
+
+    method: Literal["chunk", "recurrent"] = "chunk"  # also of layers that were pickled before they had it
+    backend: Literal["auto", "torch", "cpu"] = "auto"
 
     def __init__(
         self,
@@ -131,8 +138,12 @@ class RWKV7(SequenceLayer):
         value_rank: int | None = None,
         gate_rank: int | None = None,
         norm_eps: float = 64e-5,
+        method: Literal["chunk", "recurrent"] = "chunk",
+        backend: Literal["auto", "torch", "cpu"] = "auto",
     ) -> None:
         super().__init__()
+        check_way(method, backend, BACKENDS)
+        self.method, self.backend = method, backend
         self.hidden_size = n = positive("hidden_size", hidden_size)
         self.num_heads, self.head_dim = positive("num_heads", num_heads), positive("head_dim", head_dim)
         self.value_dim = head_dim if value_dim is None else positive("value_dim", value_dim)
@@ -169,6 +180,11 @@ class RWKV7(SequenceLayer):
         nn.init.constant_(self.xi, 0.85)
         nn.init.ones_(self.alpha)
         nn.init.zeros_(self.rho)
+
+    def extra_repr(self) -> str:
+        """Sizes, and how the memory is computed if not as usual."""
+        sizes = f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, D={self.head_dim}, M={self.value_dim}"
+        return "\n".join((sizes, *shown_way(self.method, self.backend)))
 
     def state_size(self) -> LayerStateSize:
         """The memories, and the last token."""
@@ -231,16 +247,22 @@ class RWKV7(SequenceLayer):
         own = v
         if self.first_share is not None and first_value is not None:
             v = torch.lerp(v, first_value.to(v.dtype), self._heads(self.first_share(x_v)).sigmoid())
-        y, memory = generalised_delta_rule(
-            log_decay,
-            removal_key,
-            a * removal_key,
-            k,
-            v,
-            r,
-            initial=None if belief is None else belief.memory,
-            cu_seqlens=cu_seqlens,
-        )
+        try:
+            y, memory = generalised_delta_rule(
+                log_decay,
+                removal_key,
+                a * removal_key,
+                k,
+                v,
+                r,
+                initial=None if belief is None else belief.memory,
+                cu_seqlens=cu_seqlens,
+                method=self.method,
+                backend=self.backend,
+            )
+        except ValueError as error:
+            self.refuse_non_finite(x, error)
+            raise
         bonus = (wide(r) * wide(self.rho) * k).sum(-1, keepdim=True).to(v.dtype) * v
         y = self.o_norm(y.flatten(0, 1).flatten(1)).view(*x.shape[:2], -1) + bonus.flatten(-2)
         y, new = self.o_proj(y * self.gate(x_g)), RWKV7Belief(memory, (tail,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import reduce
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from membydesign.design import DesignModel
     from membydesign.ops.inputs import Inputs
     from membydesign.ops.recurrent import Run
+
+
+Method = Literal["chunk", "recurrent"]
+Backend = Literal["auto", "torch", "cpu", "triton", "fla"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
 
 
 class Filtered(NamedTuple):
@@ -58,9 +63,9 @@ def filter_sequence(
     angle: Tensor | float | None = None,
     initial: Belief | None = None,
     cu_seqlens: Tensor | None = None,
-    method: Literal["chunk", "recurrent"] = "chunk",
+    method: Method = "chunk",
     chunk_size: int | None = None,
-    backend: Literal["auto", "torch", "cpu", "triton", "fla"] = "auto",
+    backend: Backend = "auto",
     state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
@@ -113,10 +118,7 @@ def filter_sequence(
         >>> out.output.shape, out.belief.covariance.shape, out.variance.shape
         (torch.Size([2, 100, 4, 16]), torch.Size([2, 4, 1, 16, 16]), torch.Size([2, 100, 4, 1]))
     """
-    if method not in ("chunk", "recurrent"):
-        raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
-    if backend not in ("auto", "torch", "cpu", "triton", "fla"):
-        raise ValueError(f'backend: expected "auto", "torch", "cpu", "triton" or "fla", got {backend!r}')
+    check_way(method, backend)
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     parameters = {
@@ -222,6 +224,15 @@ def filter_step(
     output = output.to(q.dtype)
     check_after(given._replace(inputs=inputs), precision, output=output, **_named(belief))
     return output, belief
+
+
+def check_way(method: str, backend: str, backends: tuple[str, ...] = BACKENDS) -> None:
+    """Refuse a method or a backend that does not exist."""
+    if method not in ("chunk", "recurrent"):
+        raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
+    if backend not in backends:
+        *first, last = (f'"{name}"' for name in backends)
+        raise ValueError(f"backend: expected {', '.join(first)} or {last}, got {backend!r}")
 
 
 def _in_one_type(belief: Belief, inputs: Inputs) -> tuple[Belief, Inputs]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from membydesign.ops.checks import check_cu_seqlens
 from membydesign.ops.dispatch import run_generalised_delta
-from membydesign.ops.filtering import without_autocast
+from membydesign.ops.filtering import check_way, without_autocast
 from membydesign.ops.generalised_delta import naive
 from membydesign.ops.generalised_delta.naive import Steps
 from membydesign.ops.packed import PADDING, batches
@@ -21,6 +21,9 @@ from membydesign.ops.transforms import beyond_native, values
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+BACKENDS = ("auto", "torch", "cpu")
+"""Of the generalised delta rule."""
 
 STRONGEST = -60.0
 """The smallest log-decay of the chunk form: e^60 still has room below float32's largest number."""
@@ -60,10 +63,7 @@ def generalised_delta_rule(
     Returns:
         Outputs, [B,T,H,M], in the type of v, and the memory after the last token, float32 at least.
     """
-    if method not in ("chunk", "recurrent"):
-        raise ValueError(f'method: expected "chunk" or "recurrent", got {method!r}')
-    if backend not in ("auto", "torch", "cpu"):
-        raise ValueError(f'backend: expected "auto", "torch" or "cpu", got {backend!r}')
+    check_way(method, backend, BACKENDS)
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
     x = Steps(log_decay, removal_key, removal, k, v, q)
