@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from membydesign.belief import Belief, destination
+from membydesign.layers.finite import first_bad, weight_error
 from membydesign.ops.checks import check_cu_seqlens
-from membydesign.ops.transforms import values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -171,22 +171,12 @@ class SequenceLayer(nn.Module, ABC):
         """After a filter has failed: say if x or the layer's own weights are to blame, neither of which it has seen."""
         if torch.compiler.is_compiling() or x.is_meta:
             return
-        weights = ((f"{type(self).__name__}.{name}", p) for name, p in self.named_parameters())
-        for name, value in (*weights, ("x", x)):
-            finite = torch.isfinite(values(value))
-            if bool(finite.all()):
-                continue
-            index = (~finite).nonzero()[0].tolist()
-            got = f"{values(value)[tuple(index)].item()} at index {index}"
-            if name == "x":
-                raise ValueError(f"x: expected finite values, got {got}") from error
-            why = "the layer's own weights are not finite; look at what changed them last"
-            if value.dtype == torch.float16:
-                why += (
-                    ". In float16 one step of Adam does that, whose eps=1e-8 is 0 there: train in float32 under "
-                    "torch.autocast, or in bfloat16"
-                )
-            raise ValueError(f"{name}: expected finite weights, got {got}: {why}") from error
+        blamed = weight_error(type(self).__name__, self)
+        if blamed is not None:
+            raise blamed from error
+        got = first_bad(x)
+        if got is not None:
+            raise ValueError(f"x: expected finite values, got {got}") from error
         of_belief = str(error).startswith(("belief", "initial"))
         if x.dtype == torch.float16 and "expected finite values" in str(error) and not of_belief:
             why = "x and the weights are finite, so the layer's own maps overflowed in float16; use bfloat16 or float32"

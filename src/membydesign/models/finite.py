@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.errors import FilterError, NonFiniteError
+from membydesign.layers.finite import weight_error
 from membydesign.ops.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -80,40 +81,22 @@ def not_finite(
     """The error for an output that is not finite."""
     if module is None:
         return ValueError(f"{place}: expected finite values, got NaN or infinity")
-    bad = _bad_weight(module, prefix)
-    if bad is not None:
-        name, weight = bad
-        return NonFiniteError(
-            f"{place}: the weight {name} holds NaN or infinity ({weight.dtype}). {_cause(weight.dtype)}"
-        )
+    blamed = weight_error(place, module, prefix)
+    if blamed is not None:
+        return blamed
     wider = "use bfloat16 or float32, whose range is larger" if dtype == torch.float16 else "its weights are too large"
     return NonFiniteError(f"{place}: the weights are finite, and the output overflowed in {dtype}: {wider}")
 
 
 def named(error: Exception, place: str, module: nn.Module) -> Exception:
     """An error of a layer with its place, if numbers are the reason; an error about the caller's arguments as it is."""
-    about_numbers = str(error).partition(":")[0] in Inputs._fields  # which the layer made, not the caller
-    if not about_numbers and not isinstance(error, FilterError):
-        return error
-    bad = _bad_weight(module, "")
-    if bad is not None:
-        return not_finite(place, module, bad[1].dtype)
+    blamed = weight_error(place, module)
+    if blamed is not None:
+        return blamed
     if isinstance(error, FilterError):
         return type(error)(f"{place}: {error}")
-    return (NonFiniteError if "finite" in str(error) else FilterError)(f"{place}: {error}")
-
-
-def _bad_weight(module: nn.Module, prefix: str) -> tuple[str, Tensor] | None:
-    return next((found for found in module.named_parameters(prefix) if not bool(found[1].isfinite().all())), None)
-
-
-def _cause(dtype: torch.dtype) -> str:
-    if dtype == torch.float16:
-        return (
-            "Adam makes float16 weights NaN, since its eps of 1e-8 is 0 in float16: train in bfloat16 "
-            "(model.bfloat16()), or keep float32 weights and use torch.autocast with bfloat16"
-        )
-    return "Training diverged, or they were stored so: use a smaller learning rate, or clip gradients"
+    about_numbers = str(error).partition(":")[0] in Inputs._fields  # which the layer made, not the caller
+    return (NonFiniteError if "finite" in str(error) else FilterError)(f"{place}: {error}") if about_numbers else error
 
 
 def _values_are_hidden(x: Tensor) -> bool:
