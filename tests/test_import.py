@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+from membydesign.install import install_hint
+
 BLOCKED = """
     import importlib.metadata, re, sys
 
@@ -103,4 +105,4 @@ def test_the_command_without_its_extra_says_what_to_install():
     print(error.getvalue())
     """
     )
-    assert "pip install 'memory-by-design[command,figures]'" in out
+    assert install_hint("command,figures") in out

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from membydesign.cli.app import app
 from membydesign.evaluation import niah_run
 from membydesign.evaluation.niah import TASKS
+from membydesign.install import install_hint
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 from tiny_tokenizers import bytes_tokenizer, words_tokenizer
 
@@ -266,4 +267,4 @@ def test_transformers_is_not_there(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for command in ("niah", "perplexity"):
         error = mbd(command, "a", code=2).stderr
-        assert "transformers, which is not installed: pip install 'memory-by-design[models]'" in error
+        assert f"transformers, which is not installed: {install_hint('models')}" in error

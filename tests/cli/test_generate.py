@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import fla_checkpoints as fla
 from membydesign.cli.app import app
 from membydesign.cli.generate import _stream
+from membydesign.install import install_hint
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
 LETTERS = "\n !,.:?abcdefghijklmnopqrstuvwxyzTOS"
@@ -189,4 +190,4 @@ class TestMistakes:
         for command in (["generate", "a", "b"], ["convert", "a", "b"]):
             result = CliRunner().invoke(app, command)
             assert result.exit_code == 2
-            assert "transformers, which is not installed: pip install 'memory-by-design[models]'" in result.stderr
+            assert f"transformers, which is not installed: {install_hint('models')}" in result.stderr

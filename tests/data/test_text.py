@@ -13,6 +13,7 @@ from membydesign.data.cuts import articles, whole
 from membydesign.data.text import Corpus, HubText, JoinedText, PartOfText, PythonHelp, hub_text
 from membydesign.data.text_files import TextFiles
 from membydesign.evaluation.text import text_at
+from membydesign.install import install_hint
 
 WIKI = (
     " \n = One = \n \n It is . \n It was . \n \n = = A section = = \n \n With k \n = 1 rad / s and L = \n 2 henry . \n"
@@ -286,6 +287,6 @@ def test_without_the_extra_it_says_what_to_install():
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
     ).stdout
     assert out.splitlines() == [
-        "reading a dataset of the Hugging Face Hub needs datasets: pip install 'memory-by-design[text]'",
-        "a tokenizer needs transformers: pip install 'memory-by-design[text]'",
+        f"reading a dataset of the Hugging Face Hub needs datasets: {install_hint('text')}",
+        f"a tokenizer needs transformers: {install_hint('text')}",
     ]

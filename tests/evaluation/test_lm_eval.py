@@ -15,7 +15,7 @@ from models.family import fresh_model
 from text_problem import help_tokenizer
 from tiny_tokenizers import words_tokenizer
 
-pytest.importorskip("lm_eval", reason="pip install 'memory-by-design[evaluation]'; make test-slow does")
+pytest.importorskip("lm_eval", reason="make test-slow installs it")
 
 DOCUMENTS = [
     "To be, or not to be: that is the question.\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import membydesign as mbd
 from closeness import assert_close
 from fla_problems import OPERATIONS, assert_same, belief_for, everything, problem_of
 from fla_stand_ins import STAND_INS
+from membydesign.install import install_hint
 from membydesign.ops import fla
 from problems import DESIGNS, Problem, random_problem
 
@@ -197,9 +199,8 @@ def test_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     fla.operation.cache_clear()
     problem = problem_of(mbd.catalogue["kda"], torch.bfloat16)
-    with pytest.raises(
-        ValueError, match=r"without flash-linear-attention's chunk_kda \(pip install 'memory-by-design\[fla\]'\)"
-    ):
+    missing = f"without flash-linear-attention's chunk_kda ({install_hint('fla')})"
+    with pytest.raises(ValueError, match=re.escape(missing)):
         problem.filter(backend="fla")
     assert problem.filter().output.shape == problem.v.shape
     fla.operation.cache_clear()

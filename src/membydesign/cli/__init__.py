@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 from membydesign.cli.stopping import Stopped, say_stopped, sigterm_stops
-
-INSTALL = "pip install 'memory-by-design[command,figures]'"
+from membydesign.install import install_hint
 
 
 def main() -> None:
@@ -26,6 +25,6 @@ def _run() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich", "click"):
             raise
-        print(f"mbd needs {error.name}, which is not installed: {INSTALL}", file=sys.stderr)
+        print(f"mbd needs {error.name}, which is not installed: {install_hint('command,figures')}", file=sys.stderr)
         raise SystemExit(1) from None
     app()

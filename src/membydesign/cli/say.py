@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from membydesign.install import install_hint
+
 if TYPE_CHECKING:
     import torch
 
@@ -45,8 +47,7 @@ def _need(module: str, command: str, extra: str, *packages: str) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in packages:
             raise
-        install = f"pip install 'memory-by-design[{extra}]'"
-        raise fail(f"mbd {command} needs {error.name}, which is not installed: {install}") from None
+        raise fail(f"mbd {command} needs {error.name}, which is not installed: {install_hint(extra)}") from None
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:

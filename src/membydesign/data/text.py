@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from membydesign.data.cuts import CUTS, check_cut
 from membydesign.data.mqar import check_whole
+from membydesign.install import install_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +49,7 @@ def need(package: str, purpose: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        install = f"{purpose} needs {package}: pip install 'memory-by-design[text]'"
-        raise ModuleNotFoundError(install, name=package) from error
+        raise ModuleNotFoundError(f"{purpose} needs {package}: {install_hint('text')}", name=package) from error
 
 
 @final

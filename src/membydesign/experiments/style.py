@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from membydesign.install import install_hint
+
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
@@ -50,9 +52,8 @@ def house_style() -> AbstractContextManager[None]:
     try:
         from matplotlib import rc_context
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "figures need matplotlib: pip install 'memory-by-design[command,figures]'", name=error.name
-        ) from error
+        hint = install_hint("command,figures")
+        raise ModuleNotFoundError(f"figures need matplotlib: {hint}", name=error.name) from error
     return rc_context(_STYLE)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from membydesign.files import write_text
+from membydesign.install import portable_install_hint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,12 +21,12 @@ AUTO_MAP = {auto: f"{MODULE}.{name}" for auto, name in CLASSES.items()}
 """The `auto_map` of every config.json."""
 
 # In a `try`, because Transformers would otherwise tell users to install a package with the name of the import.
-_CODE = f'''"""The code of this model is in a package: pip install 'memory-by-design[models]'."""
+_CODE = f'''"""The code of this model is in a package: {portable_install_hint("models")}."""
 
 try:
     from membydesign.models import {", ".join(sorted(CLASSES.values()))}
 except ImportError as error:
-    raise ImportError("this model needs a package: pip install 'memory-by-design[models]'") from error
+    raise ImportError("this model needs a package: {portable_install_hint("models")}") from error
 
 __all__ = {sorted(CLASSES.values())!r}
 '''

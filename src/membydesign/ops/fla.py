@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from membydesign.design import Identity, PerColumnReset
+from membydesign.install import install_hint
 from membydesign.ops.mean_pass import Gains, MeanPass
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def why_not(
         return "with return_evidence=True, since flash-linear-attention returns no errors of writes"
     name = name_of(design, drift, dtype)
     if operation(name) is None:
-        return f"without flash-linear-attention's {name} (pip install 'memory-by-design[fla]')"
+        return f"without flash-linear-attention's {name} ({install_hint('fla')})"
     return None
 
 

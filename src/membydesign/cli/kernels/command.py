@@ -17,6 +17,7 @@ from rich.table import Table
 from membydesign.cli.kernels import compiled, distances
 from membydesign.cli.say import AsJson, console, fail
 from membydesign.files import to_json
+from membydesign.install import install_hint
 from membydesign.ops.kalman import triton_table
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def check(
     """
     if not triton_table.installed():
         oldest = ".".join(map(str, triton_table.OLDEST))
-        raise fail(f"mbd kernels needs Triton {oldest} or newer: pip install 'memory-by-design[triton]'")
+        raise fail(f"mbd kernels needs Triton {oldest} or newer: {install_hint('triton')}")
     if compile and os.environ.get("TRITON_INTERPRET") == "1":
         raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")
     names = _chosen("targets", targets, compiled.targets())
