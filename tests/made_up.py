@@ -1,5 +1,6 @@
 """A made-up result with every kind of comparison, a table, notes, a figure, and letters that mean more elsewhere."""
 
+import re
 from base64 import b64decode
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ TRICKY = 'a < b & c | d, *e* _f_ __g__ `h` [i](j) \\k ~l~ &amp; <b>"m"</b> # n\'
 
 PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 HOLDS, FAILS = "The bounds hold", f"Orders {TRICKY}"
+VERDICT = re.compile(r"\bholds?\b|DOES NOT HOLD|\bagrees?\b|\byes\b|\bNO\b|[✓✗]")
+"""What a page says about claims that were tested."""
 LOSSES = {"Bayesian Layer": 1.5, "KDA": 1.6, "A|B": 1.6002}
 
 
@@ -40,12 +43,12 @@ def outcome(ours: float = 0.43) -> record.Outcome:
     )
 
 
-def write(directory: Path, *, figure: str = "loss (a).png", ours: float = 0.43) -> Path:
+def write(directory: Path, *, figure: str = "loss (a).png", ours: float = 0.43, preset: str = "cpu") -> Path:
     """Write it, and its figure; returns the report."""
     directory.mkdir(parents=True)
     path = directory / figure
     path.write_bytes(PIXEL)
     made = record.Provenance(
-        "made-up", "smoke", f"mbd reproduce '{TRICKY}'", "0123456789abcdef", "today", 1.5, {"x": "1"}
+        "made-up", preset, f"mbd reproduce '{TRICKY}'", "0123456789abcdef", "today", 1.5, {"x": "1"}
     )
     return record.write(directory, outcome(ours), made, f"Title {TRICKY}", {f"Caption {TRICKY}": path})

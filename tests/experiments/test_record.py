@@ -82,7 +82,7 @@ def test_what_is_written_is_read(folder):
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["metrics"]["curve"] == [1.0, "nan"]
     assert [row["kind"] for row in metrics["comparisons"]] == ["number", "number", "about", "bound", *["ordering"] * 2]
-    assert json.loads((folder / "config.json").read_text()) == {"preset": "smoke", "width": 16}
+    assert json.loads((folder / "config.json").read_text()) == {"preset": "cpu", "width": 16}
 
 
 def test_a_number_that_is_not_finite_is_recorded(tmp_path):
@@ -184,12 +184,28 @@ def test_the_report_of_a_result(folder):
 def test_a_good_result_says_so_and_has_no_failing_claims(tmp_path):
     out = made_up.outcome()
     good = record.Outcome(out.config, out.comparisons[:5], {})
-    made = record.Provenance("made-up", "smoke", "mbd", "0123", "today", 1.5, {})
+    made = record.Provenance("made-up", "cpu", "mbd", "0123", "today", 1.5, {})
     text = record.write(tmp_path, good, made, "Title", {}).read_text()
     assert "**1 of 1 claim holds**. 5 of 5 comparisons agree with the paper." in text
     assert "NOT" not in text
     none = record.Outcome(out.config, [], {})
     assert "no claim was compared.\n" in record.write(tmp_path, none, made, "Title", {}).read_text()
+
+
+def test_a_smoke_run_is_no_test_of_the_claims(tmp_path):
+    report = made_up.write(tmp_path / "smoke", preset="smoke", ours=-1.0)
+    pages = [report.read_text(), *gathered(tmp_path / "smoke", tmp_path)]
+    for text in pages:
+        assert "smoke: not a test of the claims" in text
+        assert not made_up.VERDICT.search(text.replace(HOLDS, ""))
+    assert Reader(pages[2]).of("h3")[:2] == [HOLDS, FAILS]
+    assert "| result | preset | claims held |" in pages[1]
+    assert "| smoke | — | — |" in pages[1]
+    assert 'class="bad"' not in pages[2]
+    assert 'class="good"' not in pages[2]
+    metrics = json.loads((tmp_path / "smoke" / "metrics.json").read_text())
+    assert {row["agrees"] for row in metrics["comparisons"]} == {None}
+    assert record.read(tmp_path / "smoke").comparisons == made_up.outcome(-1.0).comparisons
 
 
 def test_the_page_in_markdown(folder, tmp_path):

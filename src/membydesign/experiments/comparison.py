@@ -47,9 +47,9 @@ class Check(ABC):
     def shown(self) -> Shown:
         """What the paper says, ours, and how far apart they may be, in plain text."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The form in which `metrics.json` holds it."""
-        return {"kind": self.kind, **asdict(self), "agrees": self.agrees}
+    def as_dict(self, *, tested: bool = True) -> dict[str, Any]:
+        """The form in which `metrics.json` holds it; one that was not tested neither agrees nor disagrees."""
+        return {"kind": self.kind, **asdict(self), "agrees": self.agrees if tested else None}
 
 
 @dataclass(frozen=True)

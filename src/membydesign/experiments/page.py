@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from membydesign.experiments.comparison import by_claim, claims_held, claims_verdict, failing, numbers, verdict
+from membydesign.experiments.comparison import by_claim, failing, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from membydesign.experiments.comparison import Check, Value
     from membydesign.experiments.record import Record, RecordTable
+    from membydesign.experiments.verdict import Judge, Verdict
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,15 @@ def result(record: Record, *, level: int = 1, anchor: str = "", folder: str = ""
         anchor: the name by which links find it, if there are any.
         folder: where it was found, if that is worth saying.
     """
-    blocks: list[Block] = [Heading(record.title, level, anchor), Paragraph(_overall(record.comparisons))]
+    judge = record.judge
+    blocks: list[Block] = [Heading(record.title, level, anchor), Paragraph(_overall(judge, record.comparisons))]
     blocks.append(_provenance(record, folder))
     blocks += [Figure(caption, path) for caption, path in record.figures.items()]
     for i, (claim, rows) in enumerate(by_claim(record.comparisons).items()):
         blocks.append(Heading(claim, level + 1, _claim_anchor(anchor, i)))
-        blocks.append(Paragraph([_holds(rows), f": {verdict(rows)}."]))
-        blocks.append(_comparisons(rows))
+        agreeing = judge.agreeing(rows)
+        blocks.append(Paragraph([_inline(judge.claim(rows)), f": {agreeing}." if agreeing else "."]))
+        blocks.append(_comparisons(judge, rows))
     for table in record.tables:
         blocks += [Heading(table.title, level + 1), _table(table, record.directory)]
     if record.notes:
@@ -174,12 +177,13 @@ def _summary(records: Mapping[str, Record], anchors: Mapping[str, str]) -> Grid:
     for folder, record in records.items():
         made, checks = record.provenance, record.comparisons
         lost, claims, agreeing = failing(checks), len(by_claim(checks)), sum(c.agrees for c in checks)
+        judged = record.judge.tests and claims
         rows.append(
             [
                 Link(folder, anchors[folder]),
                 made.preset,
-                Mark(not lost, f"{claims - len(lost)}/{claims}") if claims else "—",
-                Mark(not lost, f"{agreeing}/{len(checks)}") if claims else "—",
+                Mark(not lost, f"{claims - len(lost)}/{claims}") if judged else "—",
+                Mark(not lost, f"{agreeing}/{len(checks)}") if judged else "—",
                 _short(made.commit),
                 f"{made.seconds:g}",
             ]
@@ -195,24 +199,21 @@ def _short(commit: str) -> str:
 
 def _item(record: Record, anchor: str) -> Item:
     below = [
-        Item([Link(claim, _claim_anchor(anchor, i)), " — ", _holds(rows)])
+        Item([Link(claim, _claim_anchor(anchor, i)), " — ", _inline(record.judge.claim(rows))])
         for i, (claim, rows) in enumerate(by_claim(record.comparisons).items())
     ]
-    return Item([Link(record.title, anchor), " — ", _mark(record.comparisons, claims_held(record.comparisons))], below)
+    return Item(
+        [Link(record.title, anchor), " — ", _inline(record.judge.claims(record.comparisons, names=False))], below
+    )
 
 
-def _mark(comparisons: Sequence[Check], text: str) -> Inline:
-    return Mark(all(c.agrees for c in comparisons), text) if comparisons else text
+def _inline(verdict: Verdict) -> Inline:
+    return verdict.text if verdict.good is None else Mark(verdict.good, verdict.text)
 
 
-def _holds(comparisons: Sequence[Check]) -> Mark:
-    good = all(c.agrees for c in comparisons)
-    return Mark(good, "holds" if good else "DOES NOT HOLD")
-
-
-def _overall(comparisons: Sequence[Check]) -> list[Inline]:
-    claims = _mark(comparisons, claims_verdict(comparisons))
-    return [claims, f". {verdict(comparisons)} with the paper." if comparisons else "."]
+def _overall(judge: Judge, comparisons: Sequence[Check]) -> list[Inline]:
+    agreeing = judge.agreeing(comparisons)
+    return [_inline(judge.claims(comparisons)), f". {agreeing} with the paper." if agreeing else "."]
 
 
 def _provenance(record: Record, folder: str) -> Facts:
@@ -229,10 +230,13 @@ def _provenance(record: Record, folder: str) -> Facts:
     return Facts(items)
 
 
-def _comparisons(comparisons: Sequence[Check]) -> Grid:
-    headings = ["quantity", "paper", "ours", "tolerance", "agrees"]
-    rows = [[c.quantity, *c.shown(), Mark(c.agrees, "yes" if c.agrees else "NO")] for c in comparisons]
-    return Grid(headings, rows, [False] * 5)
+def _comparisons(judge: Judge, comparisons: Sequence[Check]) -> Grid:
+    headings = ["quantity", "paper", "ours", "tolerance"]
+    rows: list[list[Inline]] = [[c.quantity, *c.shown()] for c in comparisons]
+    if judge.tests:
+        headings.append("agrees")
+        rows = [[*row, _inline(judge.row(c))] for row, c in zip(rows, comparisons, strict=True)]
+    return Grid(headings, rows, [False] * len(headings))
 
 
 def _table(table: RecordTable, directory: Path) -> Grid:

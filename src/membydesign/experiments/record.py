@@ -36,6 +36,7 @@ from membydesign.experiments.comparison import (
     rising,
     verdict,
 )
+from membydesign.experiments.verdict import Judge
 from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
@@ -190,6 +191,11 @@ class Record:
     figures: dict[str, Path]
 
     @property
+    def judge(self) -> Judge:
+        """Says which claims hold, if the preset tests them."""
+        return Judge.of(self.provenance.preset)
+
+    @property
     def missing_figures(self) -> list[Path]:
         """The figures that are not there."""
         return [path for path in self.figures.values() if not path.is_file()]
@@ -200,10 +206,11 @@ def write(directory: Path, outcome: Outcome, provenance: Provenance, title: str,
     directory.mkdir(parents=True, exist_ok=True)
     config = asdict(outcome.config) if is_dataclass(outcome.config) else outcome.config  # pyright: ignore[reportArgumentType]
     write_text(directory / "config.json", to_json({"preset": provenance.preset, **config}))
+    tested = Judge.of(provenance.preset).tests
     metrics = {
         "title": title,
         "provenance": asdict(provenance),
-        "comparisons": [c.as_dict() for c in outcome.comparisons],
+        "comparisons": [c.as_dict(tested=tested) for c in outcome.comparisons],
         "tables": [asdict(table) for table in outcome.tables],
         "notes": outcome.notes,
         "figures": {caption: path.name for caption, path in figures.items()},
