@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from made_up import VERDICT
 from membydesign import __version__, catalogue
 from membydesign.cli.app import app
 
@@ -26,40 +27,81 @@ def test_version():
     assert mbd("--version").output.strip() == f"memory-by-design {__version__}"
 
 
-def test_zoo_lists_every_design():
-    output = mbd("zoo").output
+def test_version_comes_before_anything_else():
+    assert mbd("--version", "catalogue").output.strip() == f"memory-by-design {__version__}"
+
+
+def test_the_catalogue_lists_every_design():
+    output = mbd("catalogue").output
     for name in catalogue:
         assert name in output
-    listed = json.loads(mbd("zoo", "--json").output)
+    listed = json.loads(mbd("catalogue", "--json").output)
     assert [row["name"] for row in listed] == list(catalogue)
     assert listed[0]["state"] == "D·M + D²"
 
 
-def test_zoo_describes_one_design():
-    assert mbd("zoo", "kda").output.strip() == str(catalogue["kda"].describe())
-    assert mbd("zoo", "kda", "--latex").output.strip() == catalogue["kda"].describe().latex
-    assert json.loads(mbd("zoo", "kda", "--json").output)["exactness"] == "covariance reset"
+@pytest.mark.parametrize("name", catalogue)
+def test_the_catalogue_describes_one_design(name):
+    assert mbd("catalogue", name).output.strip() == str(catalogue[name].describe())
+
+
+def test_the_catalogue_for_other_programs():
+    assert mbd("catalogue", "kda", "--latex").output.strip() == catalogue["kda"].describe().latex
+    assert json.loads(mbd("catalogue", "kda", "--json").output)["exactness"] == "covariance reset"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["zoo", "transformer"], "no design named 'transformer'"),
-        (["zoo", "--latex"], "--latex needs the name of a design"),
+        (["catalogue", "transformer"], "NAME: expected one of bayesian_layer, "),
+        (["catalogue", "kdaa"], "gla, mamba2, got 'kdaa' (did you mean 'kda'?)"),
+        (["catalogue", "--latex"], "--latex: expected the NAME of a design"),
+        (
+            ["reproduce", "colision"],
+            "EXPERIMENT: expected one of collision, recall, crowding, mqar, wikitext, retrofit, got 'colision' "
+            "(did you mean 'collision'?)",
+        ),
+        (
+            ["reproduce", "mqar", "--variant", "bse"],
+            "--variant: expected one of base, update, block, got 'bse' (did you mean 'base'?)",
+        ),
+        (
+            ["reproduce", "collision", "--preset", "smok"],
+            "--preset: expected one of smoke, cpu, paper, got 'smok' (did you mean 'smoke'?)",
+        ),
+        (["bench", "--only", "sped"], "text, choices, got 'sped' (did you mean 'speed'?)"),
+        (["evaluate", "niah", "x", "--tasks", "singel_1"], "got 'singel_1' (did you mean 'niah_single_1'?)"),
+        (["convert", "a", "b", "--dtype", "float33"], "got 'float33' (did you mean 'float32'?)"),
         (
             ["reproduce", "everything"],
             "expected one of collision, recall, crowding, mqar, wikitext, retrofit, got 'everything'",
         ),
         (["reproduce", "collision", "--preset", "huge"], "--preset: expected one of smoke, cpu, paper"),
         (["reproduce", "collision", "--seeds", "3"], "--seeds: collision has no seeds to choose"),
-        (["zoo", "[/foo]"], "no design named '[/foo]'"),
-        (["zoo", "kda", "--markdown"], "--markdown is the page of every design"),
+        (["catalogue", "[/foo]"], "got '[/foo]'"),
+        (["catalogue", "kda", "--markdown"], "--markdown: expected no NAME with it"),
         (["reproduce", "collision", "--out", "README.md"], "README.md is a file"),
         (["report", "nowhere"], "no metrics.json below nowhere"),
     ],
 )
 def test_mistakes_are_explained(words, message):
-    assert message in mbd(*words, code=2).stderr
+    error = mbd(*words, code=2).stderr
+    assert message in error
+    assert error.startswith("mbd: ")
+    assert error.count("\n") == 1
+
+
+def test_an_unknown_command_suggests_the_nearest():
+    assert "Did you mean 'catalogue'?" in mbd("catalog", code=2).stderr
+    assert "No such command 'zoo'." in mbd("zoo", code=2).stderr
+
+
+def test_a_smoke_run_is_not_judged(tmp_path):
+    result = mbd("reproduce", "collision", "--preset", "smoke", "--out", str(tmp_path))
+    assert "smoke: not a test of the claims." in result.output
+    assert "Bayesian Layer: margin at t=112" in result.output
+    for text in (result.output, (tmp_path / "report.md").read_text()):
+        assert not VERDICT.search(text)
 
 
 def test_reproduce_writes_resumes_and_reports(tmp_path):

@@ -1,4 +1,8 @@
-"""Every Python block in README and docs runs; pages written by a command are up to date; links lead somewhere."""
+"""Every Python block in README and docs runs; pages written by a command are up to date; links lead somewhere.
+
+A block of README runs by itself, as a visitor pastes the one that interests them. The blocks of a page of docs run in
+order and share their names, as someone reads who follows the page from its top.
+"""
 
 import doctest
 import importlib
@@ -25,12 +29,24 @@ PAGES = sorted(
 MODULES = sorted(m.name for m in pkgutil.walk_packages(membydesign.__path__, "membydesign."))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_blocks_run(page):
-    """The blocks of a page run in order, in one namespace, as a reader would paste them."""
+README = ROOT / "README.md"
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("index", range(len(python_blocks(README))))
+def test_each_block_of_readme_runs_by_itself(index):
+    torch.manual_seed(0)
+    exec(compile(python_blocks(README)[index], str(README), "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != README], ids=lambda page: page.name)
+def test_the_blocks_of_a_page_run_in_order(page):
     torch.manual_seed(0)
     namespace = {"__name__": f"docs_{page.stem}"}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+    for block in python_blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
 
 
@@ -49,7 +65,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_catalogue_page_is_up_to_date():
     written = (ROOT / "docs" / "catalogue.md").read_text()
-    assert written == catalogue_page(), "write it anew: mbd zoo --markdown > docs/catalogue.md"
+    assert written == catalogue_page(), "write it anew: mbd catalogue --markdown > docs/catalogue.md"
 
 
 def test_readme_has_the_whole_catalogue():

@@ -4,6 +4,14 @@ Bad arguments raise plain `ValueError`s that name the argument, what was expecte
 for good arguments whose computation could not be carried through: they are never papered over with jitter.
 """
 
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class FilterError(ArithmeticError):
     """A filter could not be carried through in the given floating-point type."""
@@ -20,3 +28,14 @@ class NotPositiveDefiniteError(FilterError, ValueError):
 
 class NonFiniteError(FilterError):
     """A belief or an output overflowed: finite inputs gave an infinity or a NaN."""
+
+
+def did_you_mean(given: str, names: Iterable[str]) -> str:
+    """Ends an error about an unknown name with the nearest that exists; empty if none is near.
+
+    Example:
+        >>> did_you_mean("bse", ["base", "update"])
+        " (did you mean 'base'?)"
+    """
+    near = get_close_matches(given, list(names), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -45,8 +45,8 @@ def test_one_page(results, tmp_path):
     text = (out / "report.md").read_text()
     summary = [line for line in text.splitlines() if line.startswith("| [") and "](#" in line]
     assert summary == [
-        "| [more/two](#more-two) | smoke | **0/2** | **4/6** | 0123456789ab | 1.5 |",
-        "| [one](#one) | smoke | **1/2** | **5/6** | 0123456789ab | 1.5 |",
+        "| [more/two](#more-two) | cpu | **0/2** | **4/6** | 0123456789ab | 1.5 |",
+        "| [one](#one) | cpu | **1/2** | **5/6** | 0123456789ab | 1.5 |",
     ]
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 2
     assert json.loads(mbd(results, "--out", out, "--json").output).keys() == {
@@ -56,6 +56,18 @@ def test_one_page(results, tmp_path):
     # One result alone is named by its folder.
     mbd(results / "one", "--out", out)
     assert "- folder: one\n" in (out / "report.md").read_text()
+
+
+def test_smoke_runs_come_without_verdicts(tmp_path):
+    made_up.write(tmp_path / "results" / "one", preset="smoke", ours=-1.0)
+    output = mbd(tmp_path / "results").output
+    assert "smoke: not a test of the claims." in output
+    assert output.count("not tested") == 2
+    assert "Bayesian Layer lowest" in output  # the numbers are there
+    short = mbd(tmp_path / "results", "--out", tmp_path / "page").output
+    assert "one: smoke: not a test of the claims.\n" in short
+    for text in (output, short):
+        assert not made_up.VERDICT.search(text.replace(made_up.HOLDS, ""))
 
 
 def test_training_runs_of_a_result_are_no_results(results):

@@ -8,7 +8,7 @@ _HEAD = """\
 # The catalogue
 
 Every row of the paper's Table 1 and every ablation, by name: `membydesign.catalogue["gated_deltanet"]`. This page is
-written by `mbd zoo --markdown` from the designs themselves; `mbd zoo NAME` shows one of them in a terminal.
+written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a terminal.
 
 The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
 $\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.

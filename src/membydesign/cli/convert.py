@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
+from membydesign.cli.loading import Dtype  # noqa: TC001 - typer looks at it
+from membydesign.cli.say import AsJson, dtype_of, fail, need_models
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
@@ -23,19 +24,22 @@ if TYPE_CHECKING:
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, or a name on the Hugging Face Hub.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="A new folder for the converted model.")],
-    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}. Default: as stored.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    dtype: Dtype = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Branch, tag or commit on the Hub. Default: its main branch.")
+    ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(help="An option of its config.json not to look at (may be given several times).")
+        list[str] | None, typer.Option(metavar="NAME", help="A setting of its config.json to ignore; repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert a Gated DeltaNet that flash-linear-attention saved, so that `mbd generate` and Transformers read it.
+    """Convert a Gated DeltaNet of flash-linear-attention to this package.
 
     For example: `mbd convert linear-moe-hub/Gated-Deltanet-340M gated-deltanet-340m`
 
-    Reads safetensors only, of today and of December 2024, in one file or many; flash-linear-attention is not needed.
-    What does not fit is refused with a list of all that does not. Tokenizer files come along.
+    Reads safetensors in one file or many, in the current format and that of December 2024, without
+    flash-linear-attention. If anything does not fit, the error lists all of it. Tokenizer files are copied. `mbd
+    generate`, `mbd evaluate` and Transformers read the result.
     """
     need_models("convert")
     from transformers.utils import logging

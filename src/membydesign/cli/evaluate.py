@@ -9,18 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from membydesign.cli.completion import tasks as tasks_of_ruler
 from membydesign.cli.evaluating import (
     ANSWERS,
     LENGTHS,
     BatchSize,
-    Device,
-    Dtype,
     Lengths,
-    Model,
     NiahSettings,
     PerplexitySettings,
     Resume,
-    Tokenizer,
     answers_in,
     fingerprint_of,
     loaded,
@@ -34,6 +31,7 @@ from membydesign.cli.evaluating import (
     show_result,
     write_result,
 )
+from membydesign.cli.loading import Device, Dtype, Model, Tokenizer  # noqa: TC001 - typer looks at them
 from membydesign.cli.say import AsJson, fail, need_models
 from membydesign.evaluation.niah import NEW_TOKENS, TASKS
 from membydesign.evaluation.text import EMBEDDED
@@ -44,13 +42,11 @@ evaluate = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", pretty
 
 @evaluate.callback()
 def about() -> None:
-    """What a language model can do: needles in haystacks, perplexity by length, and two models compared.
+    """Evaluate a language model: needles in haystacks, perplexity by length.
 
-    - **niah**: RULER's needle-in-a-haystack tasks, by length, task and depth
-    - **perplexity**: by context length, over windows side by side
-    - **compare**: two results of niah, as differences and heat maps
+    For example: `mbd evaluate niah my-model --lengths 1024,2048 --samples 50`
 
-    The model may be one of ours, a Gated DeltaNet of flash-linear-attention, or any causal language model that
+    The model may be one of this package, a Gated DeltaNet of flash-linear-attention, or any causal language model that
     Transformers reads.
     """
 
@@ -58,32 +54,43 @@ def about() -> None:
 @evaluate.command()
 def niah(
     model: Model,
-    tasks: Annotated[str, typer.Option(help=f"{', '.join(TASKS)}; or all. With commas.")] = "all",
+    tasks: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help=f"Tasks, separated by commas: {', '.join(TASKS)}; or all.",
+            autocompletion=tasks_of_ruler,
+        ),
+    ] = "all",
     lengths: Lengths = LENGTHS,
-    samples: Annotated[int, typer.Option(min=1, help="Of each task and length.")] = 200,
-    essays: Annotated[str, typer.Option(help="The haystack: embedded, a file, or a folder.")] = EMBEDDED,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same samples.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="Samples per task and length.")] = 200,
+    essays: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Text of the haystack: embedded, a file or a folder.")
+    ] = EMBEDDED,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="The same seed gives the same samples.")] = 0,
     new_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer, which count in the length.")
+        int, typer.Option(min=1, metavar="N", help="Tokens per answer; the context length includes them.")
     ] = NEW_TOKENS,
     batch_size: BatchSize = None,
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/niah-MODEL.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for the results. Default: runs/niah-MODEL.")
+    ] = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """RULER's needle-in-a-haystack: hide sentences in a long text and ask for them.
+    """Ask a model for sentences hidden in a long text: RULER's needle tasks.
 
     For example: `mbd evaluate niah my-model --lengths 1024,2048 --samples 50 --essays PaulGrahamEssays.json`
 
-    The six tasks are RULER's: its wording, depths, and score, the share of answers that 128 greedy tokens contain. The
-    same seed, tokenizer and essays give the same questions to every model. `--essays` takes RULER's own
-    PaulGrahamEssays.json, .txt files, or a folder of them; the default is Python's own help text.
+    Six tasks with RULER's wording, depths and score: the share of answers found in 128 greedy tokens. The same seed,
+    tokenizer and essays give every model the same questions. `--essays` takes RULER's PaulGrahamEssays.json, .txt
+    files or a folder of them; the default is Python's help text.
 
-    Each answer is kept as one line of samples.jsonl as soon as its batch is done: a run that was stopped goes on with
-    `--resume`, and so does one that is to have more samples, tasks or lengths.
+    Every finished batch is appended to samples.jsonl. With `--resume`, an interrupted run continues, and a finished one
+    can get more samples, tasks or lengths.
     """
     need_models("evaluate niah")
     from membydesign.evaluation.niah import NIAH
@@ -131,26 +138,31 @@ def niah(
 def perplexity(
     model: Model,
     text: Annotated[
-        str, typer.Option(help="What to read: embedded, a file, a folder, or hub:DATASET:CONFIG:SPLIT.")
+        str,
+        typer.Option(metavar="SOURCE", help="Text to read: embedded, a file, a folder, or hub:DATASET:CONFIG:SPLIT."),
     ] = EMBEDDED,
     lengths: Lengths = LENGTHS,
-    tokens: Annotated[int | None, typer.Option(min=2, help="Only the first so many tokens of the text.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Read only the first N tokens of the text.")
+    ] = None,
     batch_size: BatchSize = None,
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
     device: Device = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/perplexity-MODEL.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for the results. Default: runs/perplexity-MODEL.")
+    ] = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Perplexity by context length: how well each token is foretold from those before it in its window.
+    """Measure the perplexity of a text by context length.
 
     For example: `mbd evaluate perplexity my-model --text books/ --lengths 512,2048`
 
-    The text is read as it is for training: each document (a file, or an object of JSON) after a BOS token, one after
-    another. This stream is cut into windows of L tokens side by side, at the same places for every model with this
-    tokenizer; the L−1 tokens of each that have something before them are foretold, and BOS tokens among them count.
-    Logits are made in pieces, so that long windows need little memory. `--resume` keeps lengths that are done.
+    Documents (files, or objects of JSON) are joined as in training, each after a BOS token. The stream is cut into
+    adjacent windows of L tokens, at the same places for every model with this tokenizer. The model predicts all tokens
+    of a window but the first, BOS tokens included. Logits are computed in pieces, so that long windows need little
+    memory. `--resume` skips finished lengths.
     """
     need_models("evaluate perplexity")
     from membydesign.evaluation import perplexity as measure
@@ -182,16 +194,22 @@ def perplexity(
 
 @evaluate.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="Results of one model: a folder that `mbd evaluate niah` wrote.")],
-    second: Annotated[Path, typer.Argument(help="Results of another, which are subtracted.")],
-    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/compare-FIRST-SECOND.")] = None,
+    first: Annotated[
+        Path, typer.Argument(metavar="FIRST", help="Results of one model: a folder that `mbd evaluate niah` wrote.")
+    ],
+    second: Annotated[Path, typer.Argument(metavar="SECOND", help="Results of another model, which are subtracted.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the results. Default: runs/compare-FIRST-SECOND."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Two models on the same needles: differences by task, length and depth, and the paper's heat maps.
+    """Compare the answers of two models to the same needle tasks.
 
     For example: `mbd evaluate compare runs/niah-ours runs/niah-theirs`
 
-    Only samples that both answered count. Green is where the first finds more.
+    Shows differences by task, length and depth, and draws the paper's heat maps; green means that the first finds
+    more. Only samples that both models answered count.
     """
     from membydesign.evaluation.niah_scores import common
     from membydesign.experiments.niah_figures import plot

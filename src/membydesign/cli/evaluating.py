@@ -14,11 +14,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from membydesign.cli.loading import is_folder, load_model, load_tokenizer, quiet, usable_device
-from membydesign.cli.say import DTYPES, console, dtype_of, fail
+from membydesign.cli.say import console, dtype_of, fail
 from membydesign.cli.stopping import resumable
+from membydesign.cli.tables import Column, Group, show_table
+from membydesign.errors import did_you_mean
 from membydesign.evaluation.niah import TASKS
 from membydesign.experiments import record
 from membydesign.files import to_json, write_text
@@ -33,13 +34,11 @@ if TYPE_CHECKING:
 ANSWERS = "samples.jsonl"
 LENGTHS = "2048,4096,8192,16384"
 
-Model = Annotated[str, typer.Argument(help="A folder, or a name on the Hugging Face Hub.")]
-Tokenizer = Annotated[str | None, typer.Option(help="Where the tokenizer is. Default: with the model.")]
-Lengths = Annotated[str, typer.Option(help="Context lengths in tokens, with commas.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="At a time. Default: as many as make 16,384 tokens.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, … Default: a GPU if there is one.")]
-Dtype = Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}. Default: as stored.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep what is done in the folder, and do the rest.")]
+Lengths = Annotated[str, typer.Option(metavar="N,N,…", help="Context lengths in tokens, separated by commas.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Sequences per batch. Default: as many as make 16,384 tokens.")
+]
+Resume = Annotated[bool, typer.Option("--resume", metavar="", help="Keep finished work in the folder and do the rest.")]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,10 @@ def named_tasks(words: str) -> list[str]:
         return list(TASKS)
     for name in names:
         if name not in TASKS:
-            raise fail(f"--tasks: expected some of {', '.join(TASKS)}, or all, got {name.removeprefix('niah_')!r}")
+            near = did_you_mean(name, TASKS)
+            raise fail(
+                f"--tasks: expected some of {', '.join(TASKS)}, or all, got {name.removeprefix('niah_')!r}{near}"
+            )
     if not names:
         raise fail(f"--tasks: expected some of {', '.join(TASKS)}, or all, got none")
     return [name for name in TASKS if name in names]
@@ -209,13 +211,8 @@ def show_result(out: Path, as_json: bool) -> None:
         print((out / "metrics.json").read_text(encoding="utf-8"), end="")
         return
     for each in record.read(out).tables:
-        table = Table(box=None, pad_edge=False)
-        for i, heading in enumerate(each.headings):  # a cell may break between its number and how many it is of
-            table.add_column(heading, justify="right" if i else "left", no_wrap=not i, overflow="fold")
-        for row in each.rows:
-            table.add_row(*map(str, row))
-        console().print(f"[bold]{escape(each.title)}[/bold]", highlight=False)
-        console().print(table)
+        columns = [Column(heading, right=i > 0) for i, heading in enumerate(each.headings)]
+        show_table(columns, [Group([list(map(str, row)) for row in each.rows])], title=each.title)
         console().print(escape(each.note), "", sep="\n", highlight=False, soft_wrap=True)
     for path in sorted(out.glob("*.*")):
         console().print(f"  {escape(str(path))}", highlight=False, soft_wrap=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from membydesign.cli.loading import load_model, load_tokenizer, quiet, usable_device
-from membydesign.cli.say import DTYPES, AsJson, dtype_of, fail, need_models
+from membydesign.cli.loading import Device, Dtype, Model, Tokenizer, load_model, load_tokenizer, quiet, usable_device
+from membydesign.cli.say import AsJson, dtype_of, fail, need_models
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
@@ -20,28 +20,44 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder, or a name on the Hugging Face Hub.")],
-    prompt: Annotated[str, typer.Argument(help="What the text begins with; - reads it from standard input.")],
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="When to stop.")] = 200,
-    temperature: Annotated[float | None, typer.Option(help="Below 1 safer, above 1 wilder. Default: 1.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the likeliest tokens that have this share.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Only the k likeliest tokens; 0 for all.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1, repeated tokens become rarer.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token, no chance.")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed gives the same text.")] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before its continuation.")] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="Where the tokenizer is. Default: with the model.")] = None,
-    dtype: Annotated[str | None, typer.Option(help=f"{', '.join(DTYPES)}. Default: as stored.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, … Default: a GPU if there is one.")] = None,
+    model: Model,
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from standard input.")
+    ],
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Stop after this many tokens.")
+    ] = 200,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help="Below 1, more predictable; above 1, more random. Default: 1.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Sample among the likeliest tokens of total probability P.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, metavar="K", help="Sample among the K likeliest tokens; 0 means all.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help="Above 1, makes repeated tokens less likely.")
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", metavar="", help="Always take the likeliest token instead of sampling.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="The same seed gives the same text. Default: random.")
+    ] = None,
+    echo: Annotated[bool, typer.Option("--echo", metavar="", help="Print the prompt before the new text.")] = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a prompt, and print the text as it comes.
+    """Continue a prompt and print the text as it is generated.
 
     For example: `mbd generate my-model "Once upon a time" --temperature 0.8 --seed 1`
 
-    The model may be one of ours, a Gated DeltaNet of flash-linear-attention, or any causal language model that
-    Transformers reads. Where neither you nor the model's generation_config.json says how to sample, tokens are drawn
-    from the model's own distribution. Text goes to standard output, speed to standard error:
+    The model may be one of this package, a Gated DeltaNet of flash-linear-attention, or any causal language model that
+    Transformers reads. Your options take precedence over the model's generation_config.json; without either, tokens are
+    sampled from the model's distribution. Text goes to standard output and speed to standard error:
     `echo "Dear Sir," | mbd generate my-model - > letter.txt`
     """
     need_models("generate")

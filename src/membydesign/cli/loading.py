@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from membydesign.cli.say import fail
+import typer
+
+from membydesign.cli.completion import dtypes
+from membydesign.cli.say import DTYPES, fail
 
 if TYPE_CHECKING:
     import torch
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face Hub.")]
+Tokenizer = Annotated[
+    str | None, typer.Option(metavar="SOURCE", help="Folder or Hub name of the tokenizer. Default: the model's.")
+]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, … Default: a GPU if there is one.")]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="NAME", help=f"{', '.join(DTYPES)}. Default: as stored.", autocompletion=dtypes)
+]
 
 TOKENIZER_HINT = (
     "save one there (tokenizer.save_pretrained({model!r})), or name another folder or model with --tokenizer"

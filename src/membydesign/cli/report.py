@@ -9,29 +9,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from membydesign.cli.say import AsJson, console, fail
+from membydesign.cli.tables import Column, Group, show_table
 from membydesign.experiments import page, record
 from membydesign.experiments.page_html import html
 from membydesign.experiments.page_markdown import markdown
 from membydesign.files import to_json, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from membydesign.experiments.verdict import Verdict
+
+WIDEST_NUMBER = 16
+"""Cells no wider than this are numbers, and stand flush right."""
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="The folder of results, one sub-folder for each.")] = Path("results"),
+    results: Annotated[
+        Path, typer.Argument(metavar="RESULTS", help="The folder of results, each in a folder of its own.")
+    ] = Path("results"),
     out: Annotated[
-        Path | None, typer.Option(help="Write one page of all results to this folder: report.md and report.html.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write one page of all results here: report.md and report.html."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every result in a folder beside the paper's number, with the command and commit that made it.
+    """Show the results in a folder beside the paper's numbers.
 
-    With `--out`, one page instead: `report.md`, and `report.html`, a single file with the figures inside. Exits with 1
-    if a figure is missing.
+    For example: `mbd report runs`, or `mbd report runs --out page`
+
+    Each comes with the command and commit that made it; smoke runs come without verdicts. With `--out`, it writes one
+    page instead: `report.md`, and `report.html`, a single file with the figures inside. Exits with 1 if a figure is
+    missing.
     """
     every = sorted(path.parent for path in results.glob("**/metrics.json"))
     found = [path for path in every if not _is_training_run(path)]
@@ -50,7 +60,7 @@ def report(
             _print(directory, each)
     else:
         for directory, each in records.items():
-            console().print(f"{escape(str(directory))}: ", verdict_line(each.comparisons), sep="", soft_wrap=True)
+            console().print(Text.assemble(f"{directory}: ", verdict_line(each)), soft_wrap=True)
         for name in ("report.md", "report.html"):
             console().print(f"  {escape(str(out / name))}", highlight=False, soft_wrap=True)
     for path in missing:
@@ -89,31 +99,38 @@ def _write(out: Path, results: Path, records: dict[Path, record.Record]) -> list
 
 def _print(directory: Path, each: record.Record) -> None:
     made = each.provenance
-    console().rule(f"[bold]{escape(str(directory))}", align="left")
+    console().print(Text(str(directory), "bold"))
     command = f"{made.command}   (preset {made.preset}, commit {made.commit[:12]})"
     console().print(escape(command), highlight=False)
-    console().print(comparison_table(each.comparisons))
-    console().print(verdict_line(each.comparisons), end="\n\n")
+    show_comparisons(each)
+    console().print()
 
 
-def verdict_line(comparisons: Sequence[record.Check]) -> str:
-    """How many claims hold and which do not, in rich's markup."""
-    colour = "red" if record.failing(comparisons) else "green"
-    held, agreeing = escape(record.claims_verdict(comparisons)), record.verdict(comparisons)
-    return f"[bold {colour}]{held}[/]. {agreeing} with the paper." if comparisons else f"{held}."
+def show_comparisons(result: record.Record) -> None:
+    """Print the paper's statements beside ours, claim by claim, and what follows for the claims."""
+    if result.comparisons:
+        show_table(*_table(result))
+    console().print(verdict_line(result))
 
 
-def comparison_table(comparisons: Sequence[record.Check]) -> Table:
-    """The paper's statements beside ours, claim by claim."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "paper", "ours", "within"):
-        table.add_column(heading, justify="right" if heading else "left")
-    table.add_column("agrees")
-    for claim, rows in record.by_claim(comparisons).items():
-        holds = all(c.agrees for c in rows)
-        mark = "[bold green]holds[/]" if holds else "[bold red]DOES NOT HOLD[/]"
-        table.add_row(f"[bold]{escape(claim)}[/bold]", "", "", "", mark)
-        for c in rows:
-            agrees = "[green]yes[/green]" if c.agrees else "[bold red]NO[/bold red]"
-            table.add_row(f"  {escape(c.quantity)}", *map(escape, c.shown()), agrees)
-    return table
+def verdict_line(result: record.Record) -> Text:
+    """How many claims hold and which do not."""
+    claims, agreeing = result.judge.claims(result.comparisons), result.judge.agreeing(result.comparisons)
+    return Text.assemble(_coloured(claims), f". {agreeing} with the paper." if agreeing else ".")
+
+
+def _table(result: record.Record) -> tuple[list[Column], list[Group]]:
+    judge = result.judge
+    shown = [c.shown() for c in result.comparisons]
+    columns = [Column("")]
+    for heading, cells in zip(("paper", "ours", "within"), zip(*shown, strict=True), strict=True):
+        columns.append(Column(heading, right=max(map(len, cells)) <= WIDEST_NUMBER))
+    groups = []
+    for claim, rows in record.by_claim(result.comparisons).items():
+        cells = [[c.quantity, *c.shown(), *([_coloured(judge.row(c))] if judge.tests else [])] for c in rows]
+        groups.append(Group(cells, Text.assemble((claim, "bold"), "  ", _coloured(judge.claim(rows)))))
+    return [*columns, *([Column("agrees")] if judge.tests else [])], groups
+
+
+def _coloured(verdict: Verdict) -> Text:
+    return Text(verdict.text, {True: "green", False: "bold red", None: "dim"}[verdict.good])

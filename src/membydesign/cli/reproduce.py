@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from membydesign.cli.report import comparison_table, verdict_line
-from membydesign.cli.say import AsJson, console, fail, need_training
+from membydesign.cli.completion import experiments, presets, variants
+from membydesign.cli.report import show_comparisons
+from membydesign.cli.say import AsJson, console, expect_one_of, fail, need_training
 from membydesign.cli.stopping import resumable
 from membydesign.experiments import EXACT, EXPERIMENTS, load, record
 from membydesign.experiments.workspace import Workspace
@@ -27,43 +28,66 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    experiment: Annotated[str, typer.Argument(help=f"Which claim: {', '.join(EXPERIMENTS)}.")],
-    preset: Annotated[str, typer.Option(help="smoke, cpu or paper (the same for an exact experiment).")] = "paper",
-    variant: Annotated[str | None, typer.Option(help="Of mqar: base, update or block.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/EXPERIMENT.")] = None,
+    experiment: Annotated[
+        str,
+        typer.Argument(metavar="EXPERIMENT", help=f"One of {', '.join(EXPERIMENTS)}.", autocompletion=experiments),
+    ],
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="smoke, cpu or paper; mqar also has cpu-long.", autocompletion=presets)
+    ] = "paper",
+    variant: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For mqar: base, update or block. Default: base.", autocompletion=variants),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Folder for the results. Default: runs/EXPERIMENT.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Of wikitext, retrofit: the folder of texts that the cpu preset reads; also of RULER's essays."
-        ),
+        typer.Option(metavar="FOLDER", help="For wikitext and retrofit: folder of the cpu preset's texts and essays."),
     ] = None,
     teacher: Annotated[
-        str | None, typer.Option(help="Of retrofit: a folder or name on the Hub. Default: the preset's.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="For retrofit: the model to distil, a folder or a name on the Hugging Face Hub. "
+            "Default: the preset's.",
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds. Default: the preset's.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of seeds. Default: the preset's.")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Training runs at a time. Default: one per core; with a GPU, one.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Training runs at a time. Default: one per core, or one with a GPU."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Keep what is done in the folder, and go on with what was begun.")
+        bool, typer.Option("--resume", metavar="", help="Skip finished runs and continue interrupted ones.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce a claim of the paper: a table of its numbers beside ours, figures, and a report.
+    """Reproduce a claim of the paper: its numbers beside ours, figures and a report.
 
-    - **collision**: overwriting and its closed forms, exact, in seconds
-    - **recall**: models learn to recall under collisions, and are tested far beyond what they saw
+    For example: `mbd reproduce collision`, or `mbd reproduce recall --preset smoke`
+
+    - **collision**: overwriting and its closed forms; exact, takes seconds
+    - **recall**: models learn to recall under collisions and are tested far beyond their training
     - **crowding**: more random keys than a memory has dimensions
-    - **mqar**: multi-query associative recall with a shared vocabulary; `--variant base|update|block`
-    - **wikitext**: language models from scratch, and perplexity where only a memory knows the next token
+    - **mqar**: multi-query associative recall with a shared vocabulary; see `--variant`
+    - **wikitext**: language models from scratch; perplexity on tokens that only a memory can predict
     - **retrofit**: Bayesian Layers distilled into a pretrained Gated DeltaNet; needles and perplexity by length
 
-    The presets: `paper` has the paper's settings to the letter, `cpu` those that two cores can do in hours, `smoke`
-    shows in a minute that everything works and means nothing else. Training can be stopped at any moment: the same
-    command with `--resume` goes on to the same numbers. On several GPUs each run of wikitext and retrofit is shared:
-    `accelerate launch --multi_gpu --module membydesign.cli reproduce …`.
+    Presets:
 
-    Exits with 1 if a number disagrees with the paper; a smoke run is not judged.
+    - **paper**: the paper's settings to the letter
+    - **cpu**: settings that two cores finish in hours
+    - **smoke**: a one-minute check that the pipeline runs; its numbers are meaningless and no claim is judged
+
+    Training can be stopped at any time: run the same command with `--resume` to reach the same numbers. To share
+    each run of wikitext and retrofit among several GPUs:
+    `accelerate launch --multi_gpu --module membydesign.cli reproduce …`
+
+    Exits with 1 if a number disagrees with the paper.
     """
     module, config = _chosen(experiment, preset, {"variant": variant, "seeds": seeds, "teacher": teacher})
     variant = getattr(config, "variant", None)
@@ -74,7 +98,7 @@ def reproduce(
     launched, first = int(os.environ.get("WORLD_SIZE", "1")), os.environ.get("RANK", "0") == "0"
     if resume and _finished(out, preset, config):
         if first:
-            _show(out, preset, as_json)
+            _show(out, as_json)
         return
     if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
         raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
@@ -93,19 +117,16 @@ def reproduce(
         figures = module.plot(outcome, out)
     provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
     record.write(out, outcome, provenance, f"{module.TITLE} ({variant})" if variant else module.TITLE, figures)
-    _show(out, preset, as_json)
+    _show(out, as_json)
 
 
 def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any, Any]:
     """The module of an experiment and its settings, with what options change."""
-    if experiment in EXPERIMENTS and experiment not in EXACT:
+    expect_one_of("EXPERIMENT", EXPERIMENTS, experiment)
+    if experiment not in EXACT:
         need_training(f"reproduce {experiment}")
-    try:
-        module = load(experiment)
-    except ValueError as error:
-        raise fail(str(error)) from None
-    if preset not in module.PRESETS:
-        raise fail(f"--preset: expected one of {', '.join(module.PRESETS)}, got {preset!r}")
+    module = load(experiment)
+    expect_one_of("--preset", module.PRESETS, preset)
     config: Any = module.PRESETS[preset]
     known = {each.name for each in fields(config)}
     given = {name: value for name, value in changes.items() if value is not None}
@@ -113,7 +134,7 @@ def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any,
         del given["seeds"]
     for name, value in given.items():
         if name not in known:
-            raise fail(f"--{name}: {experiment} has no {name} to choose, expected none, got {value!r}")
+            raise fail(f"--{name}: {experiment} has no {name} to choose: expected no --{name}, got {value!r}")
     try:
         return module, replace(config, **given)
     except ValueError as error:
@@ -186,18 +207,17 @@ def _finished(directory: Path, preset: str, config: Any) -> bool:
         return False
 
 
-def _show(directory: Path, preset: str, as_json: bool) -> None:
+def _show(directory: Path, as_json: bool) -> None:
     """Print what a run found; exit with 1 if a number disagrees."""
     try:
-        comparisons = record.read(directory).comparisons
+        result = record.read(directory)
     except ValueError as error:
         raise fail(str(error)) from None
     if as_json:
         print((directory / "metrics.json").read_text(encoding="utf-8"), end="")
     else:
-        console().print(comparison_table(comparisons))
-        console().print(verdict_line(comparisons))
+        show_comparisons(result)
         for path in sorted(directory.glob("*.*"), key=lambda path: (path.suffix, path.name)):
             console().print(f"  {path}", highlight=False, soft_wrap=True)
-    if preset != "smoke" and not all(c.agrees for c in comparisons):
+    if result.judge.claims(result.comparisons).good is False:
         raise typer.Exit(1)

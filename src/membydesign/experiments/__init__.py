@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from membydesign.errors import did_you_mean
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -45,5 +47,6 @@ EXACT = ("collision",)
 def load(name: str) -> Experiment:
     """The experiment of that name; ValueError with the names that exist if there is none."""
     if name not in EXPERIMENTS:
-        raise ValueError(f"experiment: expected one of {', '.join(EXPERIMENTS)}, got {name!r}")
+        near = did_you_mean(name, EXPERIMENTS)
+        raise ValueError(f"experiment: expected one of {', '.join(EXPERIMENTS)}, got {name!r}{near}")
     return import_module(EXPERIMENTS[name])  # pyright: ignore[reportReturnType]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from membydesign.data.mqar_mixture import base_mixture, block_mixture, update_mixture
+from membydesign.errors import did_you_mean
 from membydesign.experiments import mqar_paper as paper
 from membydesign.experiments.mqar_models import ARMS
 from membydesign.experiments.mqar_runs import MQARRun, steps_per_epoch
@@ -96,7 +97,8 @@ class MQARConfig:
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
-            raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {self.variant!r}")
+            near = did_you_mean(self.variant, VARIANTS)
+            raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {self.variant!r}{near}")
         for name in ("epochs", "batch_size", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)!r}")

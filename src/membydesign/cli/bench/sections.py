@@ -15,6 +15,7 @@ from membydesign.cli.bench.rate import rate
 from membydesign.cli.bench.speed import growth, speed, transition
 from membydesign.cli.bench.steps import steps
 from membydesign.cli.bench.text import text
+from membydesign.errors import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -61,8 +62,9 @@ def chosen(words: Iterable[str], device: str = "cpu") -> list[str]:
     names = [name for word in words for name in word.split(",")]
     for name in names:
         if name not in there:
+            near = did_you_mean(name, there)
             where = "" if device == "cpu" else f" with --device {device}"
-            raise ValueError(f"--only: expected some of {', '.join(there)}{where}, got {name!r}")
+            raise ValueError(f"--only: expected some of {', '.join(there)}{where}, got {name!r}{near}")
     return [name for name in there if name in names or not names]
 
 

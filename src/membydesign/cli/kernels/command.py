@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.text import Text
 
 from membydesign.cli.kernels import compiled, distances
 from membydesign.cli.say import AsJson, console, fail
+from membydesign.cli.tables import Column, Group, show_table
 from membydesign.files import to_json
 from membydesign.install import install_hint
 from membydesign.ops.kalman import triton_table
@@ -114,23 +115,25 @@ def _interpreted(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
 
 def _show(runs: list[dict[str, Any]], found: list[compiled.Compiled]) -> None:
     if runs:
-        table = Table(title="float32 kernels in the interpreter, distance from the float64 loop", title_justify="left")
         quantities = list(distances.MOST)
-        for heading in ("kernel", "design", "D", *quantities):
-            table.add_column(heading, justify="left" if heading in ("kernel", "design") else "right")
+        rows: list[list[str]] = []
         for row in runs:
             cells = (f"{row[what]:.0e}" if what in row else "" for what in quantities)
-            table.add_row(row["kernel"], row["design"], str(row["D"]), *cells)
-        table.add_row("allowed", "", "", *(f"{distances.MOST[what]:.0e}" for what in quantities), style="dim")
-        console().print(table)
+            rows.append([row["kernel"], row["design"], str(row["D"]), *cells])
+        rows.append(["allowed", "", "", *(f"{distances.MOST[what]:.0e}" for what in quantities)])
+        columns = [Column("kernel"), Column("design"), *(Column(heading, right=True) for heading in ("D", *quantities))]
+        show_table(columns, [Group(rows)], title="float32 kernels in the interpreter, distance from the float64 loop")
     if found:
-        table = Table(title="Compiled, with as many value columns as rows; bytes", title_justify="left")
         headings = ("target", "kernel", "D", "variant", "panel", "columns", "warps", "registers", "spills", "shared")
-        for heading in (*headings, "occupancy"):
-            table.add_column(heading, justify="left" if heading in ("target", "kernel", "variant") else "right")
+        columns = [
+            Column(heading, right=heading not in ("target", "kernel", "variant"))
+            for heading in (*headings, "occupancy")
+        ]
+        lines: list[list[Text]] = []
         for x in found:
             tiles = (str(n) if n else "all" for n in (x.job.tiles.panel, x.job.tiles.columns, x.job.tiles.warps))
             counts = (str(n) for n in (x.registers, x.spills, x.shared))
             where = (x.job.target, x.job.kernel, str(x.job.D), x.job.variant)
-            table.add_row(*where, *tiles, *counts, f"{x.occupancy:.0%}", style="red" if x.complaint else None)
-        console().print(table)
+            style = "red" if x.complaint else ""
+            lines.append([Text(cell, style) for cell in (*where, *tiles, *counts, f"{x.occupancy:.0%}")])
+        show_table(columns, [Group(lines)], title="Compiled, with as many value columns as rows; bytes")
