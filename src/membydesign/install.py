@@ -1,7 +1,7 @@
 """The pip command that hints and errors recommend, stated once.
 
-The package is on no package index, so a hint must name the place that this copy was installed from. Installers record it
-(PEP 610, `direct_url.json`): a checkout, a wheel file or a Git URL. A copy that came from an index has no such record.
+The package is on no package index, so a hint must name the place that this copy was installed from. Installers record
+it (PEP 610, `direct_url.json`): a checkout, a wheel file or a Git URL. A copy from an index has no such record.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ def said_by(result) -> str:
 @pytest.mark.parametrize(
     ("words", "long"),
     [
-        (["zoo"], "membydesign.cli.app.state_formula"),
-        (["bench", "--only", "speed"], "membydesign.cli.app.page.version_of"),
+        (["catalogue"], "membydesign.cli.catalogue.state_formula"),
+        (["bench", "--only", "speed"], "membydesign.cli.bench.command.page.version_of"),
         (["report", "."], "membydesign.cli.report.record.read"),
         (["reproduce", "collision"], "membydesign.experiments.collision.run"),
     ],

@@ -19,6 +19,7 @@ from membydesign.cli.completion import experiments, presets, variants
 from membydesign.cli.report import show_comparisons
 from membydesign.cli.say import AsJson, console, expect_one_of, fail, need_training
 from membydesign.cli.stopping import resumable
+from membydesign.errors import FilterError
 from membydesign.experiments import EXACT, EXPERIMENTS, load, record
 from membydesign.experiments.workspace import Workspace
 from membydesign.files import to_json
@@ -149,7 +150,7 @@ def _refusals() -> tuple[type[Exception], ...]:
         from membydesign.training import CheckpointError, Diverged, SweepError
     except ModuleNotFoundError:
         return ()
-    return (CheckpointError, Diverged, SweepError, TeacherError, TextsError)
+    return (CheckpointError, Diverged, FilterError, SweepError, TeacherError, TextsError)
 
 
 class _Bars:
