@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
-from membydesign.cli.kernels import compiled
+from membydesign.cli.kernels import command, compiled
 
 pytest.importorskip("triton")
 
@@ -51,6 +51,23 @@ def test_distances():
     rows = json.loads(result.stdout)["distances"]
     assert len(rows) == 8
     assert all(0 < row["of_allowed"] <= 1 for row in rows)
+
+
+def test_stopped_it_leaves_no_process_behind(monkeypatch):
+    started = []
+
+    def endless(_command, **options):
+        code = "import time; print('{}', flush=True); time.sleep(1000)"
+        started.append(Popen([sys.executable, "-c", code], **options))
+        return started[0]
+
+    Popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", endless)
+    rows = command._interpreted((16,))
+    assert next(rows) == {}
+    with pytest.raises(KeyboardInterrupt):
+        rows.throw(KeyboardInterrupt)
+    assert started[0].returncode is not None
 
 
 def test_bad_options_are_refused():

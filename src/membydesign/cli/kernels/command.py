@@ -22,7 +22,7 @@ from membydesign.install import install_hint
 from membydesign.ops.kalman import triton_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 kernels = typer.Typer(no_args_is_help=True, help="The Triton kernels for GPUs.")
 
@@ -95,20 +95,19 @@ def _chosen(option: str, given: str | None, there: tuple[str, ...]) -> tuple[str
     return wanted
 
 
-def _interpreted(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def _interpreted(sizes: tuple[int, ...]) -> Generator[dict[str, Any], None, None]:
     """Rows of `distances`, from a process that was told to interpret before it imported Triton."""
     command = [sys.executable, "-W", "ignore", "-m", "membydesign.cli.kernels.distances", *map(str, sizes)]
-    process = subprocess.Popen(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            yield json.loads(line)
-        _, said = process.communicate()
-    finally:  # it has ended, unless this was interrupted
-        process.kill()
-        process.wait()
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, **pipes) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                yield json.loads(line)
+            _, said = process.communicate()
+        finally:  # it has ended, unless this was interrupted
+            process.kill()
     if process.returncode:
         raise fail(f"the kernels did not run in the interpreter: {said.strip().splitlines()[-1]}")
 
