@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     Task = Callable[[Callable[[Progress], None]], None]
 
 
+MASKS = hasattr(signal, "pthread_sigmask")
+"""Whether signals can be blocked; not on Windows, where one that comes while workers start may leave them behind."""
+
+
 class WorkerDied(RuntimeError):
     """A process that ended in the middle of a task."""
 
@@ -135,6 +139,9 @@ def _join(pool: list[_Worker]) -> None:
 @contextmanager
 def _blocked() -> Iterator[None]:
     """Block the signals that stop: processes that are started in here have them blocked until they can handle them."""
+    if not MASKS:
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -147,7 +154,8 @@ def _serve(pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; the parent decides what it means
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        if MASKS:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         while True:
             _send(pipe, _done(pipe.recv(), pipe, parent))
     except EOFError:
