@@ -287,6 +287,20 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(gradient.sum(), problem.k)
 
 
+def test_gradients_of_each_sample():
+    """torch.vmap over torch.func.grad: samples are folded into the batch."""
+    problem = random_problem(DESIGNS["dense_2_groups-rotation"], T=18)
+
+    def gradients(backend: str) -> torch.Tensor:
+        def loss(k: torch.Tensor) -> torch.Tensor:
+            one = replace(problem.map(lambda x: x[:1]), k=k[None])
+            return one.filter(backend=backend).output.square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss))(problem.k)
+
+    torch.testing.assert_close(gradients("triton"), gradients("torch"))
+
+
 def test_what_the_kernels_cannot_do_is_refused(monkeypatch):
     problem = random_problem(DESIGNS["reset-scalar"], T=3)
     with pytest.raises(ValueError, match='^backend: expected "auto" or "torch" for .*, which has no Triton kernel'):
