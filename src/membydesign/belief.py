@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.design import Dense, Diagonal
+from membydesign.products import product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ class Belief(NamedTuple):
             [B,H,M].
         """
         self._check("q", q, self.mean.shape[:3])
-        return torch.einsum("bhdm,bhd->bhm", self.mean, q)
+        return product(q[..., None, :], self.mean)[..., 0, :]
 
     def variance(self, q: Tensor) -> Tensor:
         r"""The variance $q^\top P q$ of each coordinate of the read-out $S^\top q$.
@@ -61,8 +62,9 @@ class Belief(NamedTuple):
             raise ValueError("belief: expected one with a covariance to read a variance from, got covariance=None")
         self._check("q", q, self.mean.shape[:3])
         if self.covariance.ndim == self.mean.ndim:
-            return torch.einsum("bhgd,bhd->bhg", self.covariance, q * q)
-        return torch.einsum("bhd,bhgde,bhe->bhg", q, self.covariance, q).clamp_min(0)
+            return product(self.covariance, (q * q)[..., None])[..., 0]
+        q = q[:, :, None, None]  # [B,H,1,1,D]
+        return (product(q, self.covariance) * q).sum((-2, -1)).clamp_min(0)
 
     def log_evidence(self, k: Tensor, v: Tensor, write_noise: Tensor | float) -> Tensor:
         r"""How expected it is to observe v at key k: $\log \mathcal N(v \mid M^\top k,\ (r^2 + k^\top P k) I)$.

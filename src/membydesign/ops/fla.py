@@ -18,7 +18,7 @@ Its conventions beside ours, all met in `mean_pass` and nowhere else:
 | delta | `chunk_delta_rule` | `chunk_gated_delta_rule` | `chunk_kda` |
 
 Gradients are fla's own. Its products of float32 numbers are TF32's, so with float32 inputs it is chosen only where
-torch's own products may be TF32 too.
+the user lets torch multiply in TF32.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 from membydesign.design import Identity, PerColumnReset
 from membydesign.install import install_hint
 from membydesign.ops.mean_pass import Gains, MeanPass
+from membydesign.products import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,11 +128,8 @@ def why_not(
 
 
 def as_exact(dtype: torch.dtype) -> bool:
-    """Whether fla rounds no more than torch would: half precision in any case, float32 where TF32 is allowed."""
-    if dtype != torch.float32:
-        return True
-    now = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # since torch 2.9
-    return torch.get_float32_matmul_precision() != "highest" if now is None else now == "tf32"
+    """Whether fla rounds no more than the user allows: half precision in any case, float32 where TF32 is allowed."""
+    return dtype != torch.float32 or rounds("cuda")
 
 
 def mean_pass(

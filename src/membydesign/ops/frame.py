@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from membydesign.products import product
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -96,7 +98,7 @@ class Frame(NamedTuple):
         """
         if self.log_decay.shape[-1] == 1:
             g = self.log_decay[..., 0]
-            return (x @ y.mT).tril() * (g[..., :, None] - g[..., None, :]).clamp_max(0).exp()
+            return product(x, y.mT).tril() * (g[..., :, None] - g[..., None, :]).clamp_max(0).exp()
         return _row_decayed_product(x, y, self.log_decay)
 
 
@@ -111,9 +113,10 @@ def _row_decayed_product(x: Tensor, y: Tensor, log_decay: Tensor) -> Tensor:
         if start:
             boundary = log_decay[..., start - 1 : start, :]
             earlier = y[..., :start, :] * (boundary - log_decay[..., :start, :]).exp()
-            parts.append((x[..., here, :] * (g - boundary).exp()) @ earlier.mT)
+            parts.append(product(x[..., here, :] * (g - boundary).exp(), earlier.mT))
         between = (g[..., :, None, :] - g[..., None, :, :]).clamp_max(0).exp()
-        inside = torch.einsum("...id,...ijd,...jd->...ij", x[..., here, :], between, y[..., here, :])
+        faded = x[..., here, None, :] * between
+        inside = product(faded.transpose(-3, -2), y[..., here, :, None])[..., 0].mT
         parts.append(inside.tril())
         width = C - here.stop
         if width:

@@ -61,7 +61,7 @@ def update(predicted: Belief, write: WriteEvent) -> Belief:
     r"""Condition on a write: $M = \bar M + \beta u e^\top$, $P = \bar P - \beta u u^\top$."""
     kalman_gain = write.precision[..., None] * write.warped_key
     error = write.error.unflatten(-1, (kalman_gain.shape[2], -1))
-    mean = predicted.mean + torch.einsum("bhgd,bhgm->bhdgm", kalman_gain, error).flatten(-2)
+    mean = predicted.mean + (kalman_gain[..., None] * error[..., None, :]).movedim(2, 3).flatten(-2)
     if predicted.covariance is None:
         return Belief(mean)
     u = write.warped_key

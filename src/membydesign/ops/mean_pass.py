@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.ops.frame import Frame, cut, joined
+from membydesign.products import product, solve_lower
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,9 +89,7 @@ def mean_pass(
         keys = shared.enter(cut(k, size)[:, :, None])
         system = (shared.product(keys, direction) * strength[..., None, :]).tril(-1)
         identity = torch.eye(size, dtype=q.dtype, device=q.device)
-        inverse = torch.linalg.solve_triangular(
-            identity + system, identity.expand_as(system), upper=False, unitriangular=True
-        )
+        inverse = solve_lower(identity + system, identity.expand_as(system), unitriangular=True)
         keys = shared.from_start(keys)
 
     starts, errors = [], []
@@ -99,11 +98,11 @@ def mean_pass(
         starts.append(M)
         error = values[:, :, :, i]
         if keys is not None and inverse is not None:
-            error = inverse[:, :, :, i] @ (error - keys[:, :, :, i] @ M)
+            error = product(inverse[:, :, :, i], error - product(keys[:, :, :, i], M))
         errors.append(error)
-        M = shared.leave(from_start[:, :, :, i] * M + writes[:, :, :, i].mT @ error, i)
+        M = shared.leave(from_start[:, :, :, i] * M + product(writes[:, :, :, i].mT, error), i)
     E, M0 = torch.stack(errors, 3), torch.stack(starts, 3)
-    output = shared.from_start(queries) @ M0 + reads @ E
+    output = product(shared.from_start(queries), M0) + product(reads, E)
     return MeanPass(
         output=joined(output.movedim(2, -2).flatten(-2), length),
         error=joined(E.movedim(2, -2).flatten(-2), length) if return_error else None,

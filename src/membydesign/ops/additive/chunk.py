@@ -18,6 +18,7 @@ from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops.frame import Frame, cut, joined
 from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
+from membydesign.products import product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ def _covariance_pass(frame: Frame, size: int, P: Tensor, x: Inputs, left: Tensor
     left = cut(left, size)
     k, q = frame.enter(cut(x.k, size)), frame.enter(cut(x.q, size))
     at_end = frame.to_end(k)
-    added = (at_end * left[..., None]).mT @ at_end
+    added = product((at_end * left[..., None]).mT, at_end)
     f = frame.over_chunk()
     starts = []
     for i in range(k.shape[2]):
@@ -71,6 +72,6 @@ def _covariance_pass(frame: Frame, size: int, P: Tensor, x: Inputs, left: Tensor
         P = frame.leave(half.mT, i)
         P = (P + P.mT) / 2
     queries = frame.from_start(q)
-    before = (queries @ torch.stack(starts, 2) * queries).sum(-1)
+    before = (product(queries, torch.stack(starts, 2)) * queries).sum(-1)
     inside = (frame.product(q, k).square() * left[..., None, :]).sum(-1)
     return P, joined((before + inside)[..., None], x.q.shape[1])

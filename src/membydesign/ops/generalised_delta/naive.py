@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from membydesign.products import product
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,10 +45,10 @@ class Steps(NamedTuple):
 
 def step(M: Tensor, x: Steps) -> tuple[Tensor, Tensor]:
     """One removal, write and read: M_t, [B,H,D,M], and y_t, [B,H,M]."""
-    found = torch.einsum("bhd,bhdm->bhm", x.removal_key, M)
-    removed = x.removal[..., None] * found[..., None, :]
+    found = product(x.removal_key[..., None, :], M)
+    removed = x.removal[..., None] * found
     M = x.log_decay.exp()[..., None] * M - removed + x.k[..., None] * x.v[..., None, :]
-    return M, torch.einsum("bhd,bhdm->bhm", x.q, M)
+    return M, product(x.q[..., None, :], M)[..., 0, :]
 
 
 def run(M: Tensor, x: Steps) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from membydesign.design import RowDrift
 from membydesign.ops import transforms
 from membydesign.ops.frame import Frame, accumulate, cut, joined, turn_rows
 from membydesign.ops.recurrent import Run
+from membydesign.products import cholesky, full_precision, product, solve_lower
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,14 +125,13 @@ class Passed(NamedTuple):
 def pass_chunk(M: Tensor, P: Tensor, x: Chunks) -> Passed:
     """One chunk of the filter, from the belief (M [B,H,G,D,M/G], P [B,H,G,D,D]) at its start."""
     keys, f = x.keys[:, :, None], x.decay[:, :, None]
-    warped = keys @ P
-    observed = warped @ keys.mT + x.own
-    factor, failed = torch.linalg.cholesky_ex(observed)
-    right = torch.cat((warped * f[..., None, :] + x.exits[:, :, None], x.values - keys @ M), -1)
-    D = P.shape[-1]
-    exits, error = torch.linalg.solve_triangular(factor, right, upper=False).split((D, M.shape[-1]), -1)
-    M = f[..., :, None] * M + exits.mT @ error
-    P = f[..., :, None] * f[..., None, :] * P + x.noise[:, :, None] - exits.mT @ exits
+    warped = product(keys, P)
+    observed = product(warped, keys.mT) + x.own
+    factor, failed = cholesky(observed)
+    right = torch.cat((warped * f[..., None, :] + x.exits[:, :, None], x.values - product(keys, M)), -1)
+    exits, error = solve_lower(factor, right).split((P.shape[-1], M.shape[-1]), -1)
+    M = f[..., :, None] * M + product(exits.mT, error)
+    P = f[..., :, None] * f[..., None, :] * P + x.noise[:, :, None] - product(exits.mT, exits)
     if x.cos is not None and x.sin is not None:
         cos, sin = x.cos[:, :, None, None], x.sin[:, :, None, None]
         M = turn_rows(M.mT, cos, sin).mT
@@ -152,11 +152,15 @@ def pass_all(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, T
 
 
 class _Pass(torch.autograd.Function):
-    """`pass_all`, of which only the beliefs at the boundaries are kept; backward computes the inside anew."""
+    """`pass_all`, of which only the beliefs at the boundaries are kept; backward computes the inside anew.
+
+    Both directions hold full precision once, for all products in them.
+    """
 
     @staticmethod
     def forward(ctx: Any, M: Tensor, P: Tensor, *chunks: Tensor | None) -> tuple[Tensor, ...]:
-        found = pass_all(M, P, Chunks._make(chunks))
+        with full_precision(P.device.type):
+            found = pass_all(M, P, Chunks._make(chunks))
         ctx.save_for_backward(M, P, *found[2:4], *chunks)
         ctx.mark_non_differentiable(found[-1])
         return found
@@ -169,16 +173,17 @@ class _Pass(torch.autograd.Function):
         dM, dP, dM0, dP0, dfactor, derror, _ = grads
         x = Chunks._make(chunks)
         pieces: list[list[Tensor]] = []
-        for i in reversed(range(x.keys.shape[2])):
-            with torch.enable_grad():
-                inputs = [t.detach().requires_grad_() for t in (M0[:, :, :, i], P0[:, :, :, i])]
-                inputs += [t.detach().requires_grad_() for t in x.at(i) if t is not None]
-                own = iter(inputs[2:])
-                again = pass_chunk(inputs[0], inputs[1], Chunks._make(None if t is None else next(own) for t in x))
-            upstream = (dM, dP, dfactor[:, :, :, i], derror[:, :, :, i])
-            dM, dP, *rest = torch.autograd.grad(again[:4], inputs, upstream)
-            dM, dP = dM + dM0[:, :, :, i], dP + dP0[:, :, :, i]
-            pieces.append(list(rest))
+        with full_precision(P0.device.type):
+            for i in reversed(range(x.keys.shape[2])):
+                with torch.enable_grad():
+                    inputs = [t.detach().requires_grad_() for t in (M0[:, :, :, i], P0[:, :, :, i])]
+                    inputs += [t.detach().requires_grad_() for t in x.at(i) if t is not None]
+                    own = iter(inputs[2:])
+                    again = pass_chunk(inputs[0], inputs[1], Chunks._make(None if t is None else next(own) for t in x))
+                upstream = (dM, dP, dfactor[:, :, :, i], derror[:, :, :, i])
+                dM, dP, *rest = torch.autograd.grad(again[:4], inputs, upstream)
+                dM, dP = dM + dM0[:, :, :, i], dP + dP0[:, :, :, i]
+                pieces.append(list(rest))
         stacked = iter(zip(*reversed(pieces), strict=True))
         found = []
         for name, t in x._asdict().items():
@@ -200,6 +205,42 @@ def _followed_gradients(inputs: Sequence[Tensor | None], grads: Sequence[Tensor]
     again = torch.is_grad_enabled()
     gradients = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=again, allow_unused=True))
     return tuple(next(gradients) if t is not None and t.requires_grad else None for t in own)
+
+
+def run_pass(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`pass_all` with a backward that keeps little."""
+    # torch.compile's own planner decides what to keep; transforms and tangents have no use for a written backward.
+    if torch.compiler.is_compiling() or transforms.followed():
+        return pass_all(M, P, x)
+    return _Pass.apply(M, P, *x)
+
+
+class Reads(NamedTuple):
+    """What the queries of all chunks read."""
+
+    output: Tensor  # O, [B,H,G,K,C,M/G]
+    reads: Tensor  # Q̃ P₀, [B,H,G,K,C,D]
+    weights: Tensor  # W, [B,H,G,K,C,C]
+
+
+def read_chunks(
+    queries: Tensor, keys: Tensor, cross: Tensor, M0: Tensor, P0: Tensor, factor: Tensor, error: Tensor
+) -> Reads:
+    """Read all chunks at once from the beliefs at their starts.
+
+    Args:
+        queries: Q̃, [B,H,1,K,C,D].
+        keys: K̃, likewise.
+        cross: H without P₀, [B,H,1,K,C,C].
+        M0: the means at the starts, [B,H,G,K,D,M/G].
+        P0: their covariances, [B,H,G,K,D,D].
+        factor: L, [B,H,G,K,C,C].
+        error: E, [B,H,G,K,C,M/G].
+    """
+    reads = product(queries, P0)
+    across = (product(reads, keys.mT) + cross).tril()
+    weights = solve_lower(factor, across.mT).mT.tril()
+    return Reads(product(queries, M0) + product(weights, error), reads, weights)
 
 
 def filter_chunk(
@@ -239,11 +280,7 @@ def filter_chunk(
     # 2. Chunk after chunk
     M = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
     P = (initial.covariance + initial.covariance.mT) / 2
-    # torch.compile's own planner decides what to keep; transforms and tangents have no use for a written backward.
-    if torch.compiler.is_compiling() or transforms.followed():
-        M, P, M0, P0, factor, error, failed = pass_all(M, P, chunks)
-    else:
-        M, P, M0, P0, factor, error, failed = _Pass.apply(M, P, *chunks)
+    M, P, M0, P0, factor, error, failed = run_pass(M, P, chunks)
 
     if _too_sure(factor, write_noise):
         wide = [None if t is None else t.double() for t in drift]
@@ -260,11 +297,10 @@ def filter_chunk(
 
     # 3. For all chunks at once
     queries, keys = frame.from_start(q)[:, :, None], chunks.keys[:, :, None]
-    reads = queries @ P0
-    across = (reads @ keys.mT + frame.product(q, noisy_key)[:, :, None]).tril()
-    weights = torch.linalg.solve_triangular(factor, across.mT, upper=False).mT.tril()
-    output = joined((queries @ M0 + weights @ error).movedim(2, -2).flatten(-2), length)
-    pivots = factor.diagonal(dim1=-2, dim2=-1)
+    cross = frame.product(q, noisy_key)[:, :, None]
+    output, reads, weights = read_chunks(queries, keys, cross, M0, P0, factor, error)
+    output = joined(output.movedim(2, -2).flatten(-2), length)
+    precision = joined(precision_of(factor, failed).movedim(2, -1), length)
     variance = evidence = None
     if return_variance:
         drifted = (noise.times(q) * q).sum(-1)[:, :, None]
@@ -272,9 +308,10 @@ def filter_chunk(
         variance = joined(variance.movedim(2, -1), length).clamp_min(0)
     if return_evidence:
         columns = error.shape[-1]
+        pivots = factor.diagonal(dim1=-2, dim2=-1)
         density = columns * ((2 * math.pi) ** 0.5 * pivots).log() + 0.5 * error.square().sum(-1)
         evidence = -joined(density.sum(2), length)
-    return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), _precision(pivots, failed, length), variance, evidence)
+    return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), precision, variance, evidence)
 
 
 def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
@@ -285,8 +322,8 @@ def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
     return bool(transforms.values(variances > SURE * write_noise).any())
 
 
-def _precision(pivots: Tensor, failed: Tensor, length: int) -> Tensor:
-    """β = 1/L_ττ², [B,T,H,G], and −1 where the factorisation met a direction that is not positive."""
+def precision_of(factor: Tensor, failed: Tensor) -> Tensor:
+    """β = 1/L_ττ², [B,H,G,K,C], and −1 where the factorisation met a direction that is not positive."""
+    pivots = factor.diagonal(dim1=-2, dim2=-1)
     position = torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)
-    precision = torch.where(position == failed[..., None], -1.0, 1 / pivots.square())
-    return joined(precision.movedim(2, -1), length)
+    return torch.where(position == failed[..., None], -1.0, 1 / pivots.square())

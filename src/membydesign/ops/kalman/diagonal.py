@@ -17,6 +17,7 @@ import torch
 from membydesign.belief import Belief, gaussian_log_density
 from membydesign.ops.mean_pass import Gains
 from membydesign.ops.recurrent import Run
+from membydesign.products import product
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +64,7 @@ def filter_chunk(
         found.output,
         Belief(found.mean, variances[:, -1].clone()),  # not a view, which would keep those of all tokens alive
         precision,
-        torch.einsum("bthgd,bthd->bthg", variances, x.q.square()) if return_variance else None,
+        product(variances, x.q.square()[..., None])[..., 0] if return_variance else None,
         None if found.error is None else gaussian_log_density(found.error, precision),
     )
 

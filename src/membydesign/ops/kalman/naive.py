@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from membydesign.belief import Belief
 from membydesign.design import Diagonal
 from membydesign.ops.gaussian import WriteEvent, predict, update
+from membydesign.products import product
 
 if TYPE_CHECKING:
     from membydesign.design import DesignModel
@@ -28,8 +27,9 @@ if TYPE_CHECKING:
 def step(design: DesignModel, belief: Belief, x: Inputs) -> tuple[Belief, WriteEvent]:
     """One predict and one write, for `ObserveMemory` with a propagated covariance (`Dense` or `Diagonal`)."""
     predicted = predict(design.transition, belief, x)
-    u = torch.einsum("bhgde,bhe->bhgd", predicted.dense_covariance(), x.k)
-    precision = 1 / (x.write_noise + torch.einsum("bhd,bhgd->bhg", x.k, u))
+    k = x.k[:, :, None]
+    u = product(predicted.dense_covariance(), k[..., None])[..., 0]
+    precision = 1 / (x.write_noise + (k * u).sum(-1))
     write = WriteEvent(u, precision, error=x.v - predicted.read(x.k))
     posterior = update(predicted, write)
     if isinstance(design.covariance, Diagonal):

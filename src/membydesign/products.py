@@ -1,0 +1,270 @@
+r"""Matrix products in full float32, whatever torch is allowed to do with other products.
+
+`torch.set_float32_matmul_precision("high")` and its relatives let a GPU multiply float32 numbers in TF32, with 10 bits
+of mantissa, and a CPU in bfloat16. That suits the weights of a network. A filter subtracts covariances of almost equal
+size, and so loses digits that it does not have then: all its products are taken here.
+
+The setting belongs to the process, not to a thread or a stream. It is changed while a product is launched and put back
+at once; a lock and a count of holders keep filters in several threads from undoing each other's change. Where torch
+rounds nothing, which is its default, a product is a plain `a @ b` and nothing is changed.
+
+Gradients are products too, and come later, on threads of autograd: `product`, `cholesky` and `solve_lower` have a
+backward that calls them again. A setting that is loosened between forward and backward is not noticed by products that
+were plain in forward. torch.compile traces the three as opaque operators, since a graph cannot change the setting; it
+compiles again when the setting changes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKENDS = {"cuda": "cuda", "cpu": "mkldnn", "xpu": "mkldnn"}
+"""Which library multiplies on which kind of device; others round nothing."""
+
+_BY_BACKEND = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+"""Whether each library has a setting of its own (since PyTorch 2.9), or all share one."""
+
+_lock = threading.Lock()
+_holders = 0
+_before: tuple[str | None, dict[str, str]] = (None, {})
+"""What was set before the first holder changed it."""
+
+_here = threading.local()
+"""`depth`: how many `full_precision` this thread is inside of."""
+
+
+def rounds(kind: str) -> bool:
+    """Whether torch may round the factors of float32 products on a kind of device ("cuda", "cpu", ...)."""
+    backend = BACKENDS.get(kind)
+    if backend is None:
+        return False
+    with _lock:
+        settings = _before[1] if _holders else _settings()
+    return settings[backend] not in ("ieee", "none")
+
+
+rounds._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess] # torch.compile guards the setting
+
+
+class full_precision:
+    """A context in which torch rounds no float32 products on a kind of device, in this thread or those it waits for."""
+
+    def __init__(self, kind: str) -> None:
+        self.changes = rounds(kind)
+
+    def __enter__(self) -> None:
+        """Change the setting, unless torch rounds nothing or another holder has changed it already."""
+        global _holders, _before
+        if not self.changes:
+            return
+        with _lock:
+            if not _holders:
+                _before = _tightened()
+            _holders += 1
+        _here.depth = getattr(_here, "depth", 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        """Put the setting back, if this was the last holder."""
+        global _holders
+        if not self.changes:
+            return
+        _here.depth -= 1
+        with _lock:
+            _holders -= 1
+            if not _holders:
+                _put_back(*_before)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of matrices [..., n, k] and [..., k, m], as `a @ b` has it."""
+    if not _guarded(a):
+        return a @ b
+    return _PRODUCT(a, b) if torch.compiler.is_compiling() else _Product.apply(a, b)
+
+
+def cholesky(a: Tensor) -> tuple[Tensor, Tensor]:
+    """L with a = L Lᵀ, and the order of the first minor that is not positive, or 0: `torch.linalg.cholesky_ex`."""
+    if not _guarded(a):
+        return torch.linalg.cholesky_ex(a)
+    return _CHOLESKY(a)  # as an operator also in eager mode, where filters only factor inside of `full_precision`
+
+
+def solve_lower(a: Tensor, b: Tensor, *, unitriangular: bool = False) -> Tensor:
+    """a⁻¹ b for lower triangles a and matrices b of the same leading shape."""
+    if not _guarded(a):
+        return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=unitriangular)
+    return (_SOLVE if torch.compiler.is_compiling() else _Solve.apply)(a, b, unitriangular)
+
+
+def _guarded(x: Tensor) -> bool:
+    if x.dtype != torch.float32:
+        return False
+    # Dynamo neither reads a thread's own data nor needs to: no graph is traced inside of `full_precision`.
+    return rounds(x.device.type) and (torch.compiler.is_compiling() or not getattr(_here, "depth", 0))
+
+
+# ---------------------------------------------------------------------------------------------------- the setting
+
+
+def _settings() -> dict[str, str]:
+    """The precision of each library: "ieee", "none" (nobody asked for less), "tf32" or "bf16"."""
+    if _BY_BACKEND:
+        return {name: _library(name).fp32_precision for name in dict.fromkeys(BACKENDS.values())}
+    shared = {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
+    return dict.fromkeys(BACKENDS.values(), shared)
+
+
+def _library(name: str) -> Any:
+    return getattr(torch.backends, name).matmul
+
+
+def _tightened() -> tuple[str | None, dict[str, str]]:
+    """Forbid any rounding; returns what was set, for `_put_back`."""
+    settings, shared = _settings(), None
+    try:
+        # The older setting goes along, because torch raises where the two disagree: here if the user mixed them.
+        shared = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+    except RuntimeError:
+        pass
+    if _BY_BACKEND:
+        for name in settings:
+            _library(name).fp32_precision = "ieee"
+    return shared, settings
+
+
+def _put_back(shared: str | None, settings: dict[str, str]) -> None:
+    if shared is not None:
+        torch.set_float32_matmul_precision(shared)
+    if _BY_BACKEND:
+        for name, value in settings.items():
+            _library(name).fp32_precision = "none"  # which takes `torch.backends.fp32_precision`
+            if _library(name).fp32_precision != value:
+                _library(name).fp32_precision = value
+
+
+# --------------------------------------------------------------------------------------------------- the operators
+
+
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    with full_precision(a.device.type):
+        return a @ b
+
+
+def _remember_product(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    del output
+    ctx.save_for_backward(*inputs)
+    ctx.save_for_forward(*inputs)
+
+
+def _product_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    need_a, need_b = ctx.needs_input_grad[:2]
+    return (
+        product(g, b.mT).sum_to_size(a.shape) if need_a else None,
+        product(a.mT, g).sum_to_size(b.shape) if need_b else None,
+    )
+
+
+class _Product(torch.autograd.Function):
+    """`_multiplied` with its gradient, for eager mode, torch.func and second derivatives."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _multiplied(a, b)
+
+    setup_context = staticmethod(_remember_product)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return _product_gradients(ctx, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
+        (a, b), (da, db) = ctx.saved_tensors, tangents
+        left, right = None if da is None else product(da, b), None if db is None else product(a, db)
+        return left if right is None else right if left is None else left + right
+
+
+def _solved(a: Tensor, b: Tensor, unitriangular: bool) -> Tensor:
+    return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=unitriangular)
+
+
+def _solve_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    a, x = ctx.saved_tensors
+    db = torch.linalg.solve_triangular(a.mT, g, upper=True, unitriangular=ctx.unitriangular)
+    da = -product(db, x.mT).tril(-1 if ctx.unitriangular else 0) if ctx.needs_input_grad[0] else None
+    return da, db, None
+
+
+def _remember_solve(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    ctx.unitriangular = inputs[2]
+    ctx.save_for_backward(inputs[0], output)
+    ctx.save_for_forward(inputs[0], output)
+
+
+class _Solve(torch.autograd.Function):
+    """`_solved` with a gradient whose product is taken here; torch's own is a plain product."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, unitriangular: bool) -> Tensor:
+        return _solved(a, b, unitriangular)
+
+    setup_context = staticmethod(_remember_solve)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        return _solve_gradients(ctx, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        (a, x), (da, db, _) = ctx.saved_tensors, tangents
+        right = torch.zeros_like(x) if db is None else db
+        if da is not None:
+            right = right - product(da.tril(-1 if ctx.unitriangular else 0), x)
+        return _solved(a, right, ctx.unitriangular)
+
+
+def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.linalg.cholesky_ex(a)
+
+
+def _remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    del inputs
+    ctx.save_for_backward(output[0])
+
+
+def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None) -> Tensor | None:
+    """½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of Lᵀ g."""
+    if g is None:
+        return None
+    (L,) = ctx.saved_tensors
+    lower = product(L.mT, g).tril()
+    half = torch.linalg.solve_triangular(L.mT, lower + lower.tril(-1).mT, upper=True)
+    return 0.5 * torch.linalg.solve_triangular(L, half, upper=False, left=False)
+
+
+def _operator(
+    name: str, run: Callable[..., Any], remember: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A torch operator that a compiler does not look into. `run` itself serves for the shapes of its results."""
+    operator = torch.library.custom_op(f"membydesign::{name}", run, mutates_args=())
+    operator.register_fake(run)
+    operator.register_autograd(gradients, setup_context=remember)
+    return operator
+
+
+_PRODUCT = _operator("product", _multiplied, _remember_product, _product_gradients)
+_SOLVE = _operator("solve_lower", _solved, _remember_solve, _solve_gradients)
+_CHOLESKY = _operator("cholesky", _factored, _remember_factor, _cholesky_gradient)
