@@ -30,7 +30,7 @@ from membydesign.design import (
     catalogue,
     real_rows,
 )
-from membydesign.errors import FilterError, NonFiniteError, NotPositiveDefiniteError
+from membydesign.errors import FilterError, KernelError, KernelWarning, NonFiniteError, NotPositiveDefiniteError
 from membydesign.layers import MemoryLayer, make_layer
 from membydesign.ops import Filtered, filter_sequence, filter_step
 
@@ -50,6 +50,8 @@ __all__ = [
     "FilterError",
     "Filtered",
     "Identity",
+    "KernelError",
+    "KernelWarning",
     "LatentInput",
     "MeanOnly",
     "MemoryLayer",

@@ -1,4 +1,4 @@
-"""Errors that a filter raises while it runs.
+"""Errors that a filter raises while it runs, and the warning about GPU kernels that cannot be used.
 
 Bad arguments raise plain `ValueError`s that name the argument, what was expected and what came. The errors here are
 for good arguments whose computation could not be carried through: they are never papered over with jitter.
@@ -28,6 +28,21 @@ class NotPositiveDefiniteError(FilterError, ValueError):
 
 class NonFiniteError(FilterError):
     """A belief or an output overflowed: finite inputs gave an infinity or a NaN."""
+
+
+class KernelError(RuntimeError):
+    """A GPU kernel that `backend="triton"` insists on could not be compiled or launched.
+
+    The message names the version of Triton and the cause, which is chained.
+    """
+
+
+class KernelWarning(UserWarning):
+    """A GPU kernel cannot be used, so `backend="auto"` filters through torch: more slowly, with the same results.
+
+    Issued once for each cause. `warnings.simplefilter("ignore", membydesign.KernelWarning)` silences it, and `"error"`
+    instead of `"ignore"` turns it into an exception.
+    """
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from problems import DESIGNS, random_belief, random_problem
 pytest.importorskip("triton")
 from membydesign.cli.kernels.interpreter import faster
 from membydesign.ops import dispatch, filtering
-from membydesign.ops.kalman import chunk, triton, triton_step, triton_table
+from membydesign.ops.kalman import chunk, triton, triton_step, triton_support, triton_table
 
 assert triton.interpreting
 faster()
@@ -269,7 +269,7 @@ def test_decoding_step(name, D, monkeypatch):
     belief = mbd.Belief.prior(design, 1, 2, D, 6, dtype=torch.float64)
     calls = []
     step = triton_step.step_triton
-    monkeypatch.setattr(triton_step, "step_triton", lambda *args: calls.append(1) or step(*args))
+    monkeypatch.setattr(triton_step, "step_triton", lambda *args, **options: calls.append(1) or step(*args, **options))
     for t in range(3):
         y, belief = problem.step(belief, t)
         torch.testing.assert_close(y, exact.output[:, t])
@@ -313,7 +313,7 @@ def test_what_the_kernels_cannot_do_is_refused(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(ValueError, match='^backend: expected "auto" or "torch" for tensors on cpu, got "triton"'):
         problem.filter(backend="triton")
-    monkeypatch.setattr(triton_table, "installed", lambda: False)
+    monkeypatch.setattr(triton_support, "version", lambda: None)
     with pytest.raises(ValueError, match='^backend: expected one that is installed, got "triton": pip install'):
         problem.filter(backend="triton")
 

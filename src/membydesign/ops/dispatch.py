@@ -14,7 +14,7 @@ from membydesign.ops.additive import chunk as additive
 from membydesign.ops.delta import chunk as delta
 from membydesign.ops.generalised_delta import chunk as generalised_delta
 from membydesign.ops.kalman import chunk as kalman
-from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu, triton_table
+from membydesign.ops.kalman import cpu, diagonal, diagonal_cpu, triton_support, triton_table
 from membydesign.ops.recurrent import RULES, Run, filter_recurrent
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def run_filter(
         if backend == "triton" or (backend == "auto" and chunk_size is None and fits_triton(inputs)):
             from membydesign.ops.kalman.triton import filter_triton
 
-            return filter_triton(drift, rows, initial, inputs, input_precision=_input_precision(), **wanted)
+            options = {"input_precision": _input_precision(), "fallback": backend == "auto"}
+            return filter_triton(drift, rows, initial, inputs, **options, **wanted)
         choice = native_choice(inputs.q.shape[-1], chunk_size)
         if native and cpu.available(inputs.q.dtype, choice.by_token):
             return cpu.filter_native(
@@ -124,7 +125,7 @@ def run_fla(
         bounds: of packed sequences, [N+1], or None.
         dtype: the type in which q, k and v were given.
         method: as `filter_sequence` takes it, like all that follow; "auto" leaves to torch what fla cannot do, what it
-            would round more than torch does, and what torch.compile traces, whose graph it would break.
+            would round more than the user allows, and what torch.compile traces, whose graph it would break.
         backend: "fla" raises a ValueError where "auto" goes another way.
         chunk_size: only for other ways.
         return_variance: also return the variance of every read.
@@ -168,8 +169,10 @@ def run_step(design: DesignModel, belief: Belief, inputs: Inputs) -> tuple[Tenso
     if dense and drift is not None and fits_triton(inputs) and not _differentiated(belief, inputs):
         from membydesign.ops.kalman.triton_step import step_triton
 
-        output, belief, precision = step_triton(drift, noise_rows(design, belief), belief, x)
-        return output, belief, precision.unsqueeze(1)
+        found = step_triton(drift, noise_rows(design, belief), belief, x, fallback=True)
+        if found is not None:
+            output, belief, precision = found
+            return output, belief, precision.unsqueeze(1)
     belief, write = RULES[design.rule].step(design, belief, x)
     return belief.read(x.q), belief, write.precision.unsqueeze(1)
 
@@ -178,9 +181,7 @@ def refuse_triton(design: DesignModel, inputs: Inputs, chunk_size: int | None) -
     """Raise if `backend="triton"` cannot be had for this design, device, size or type."""
     D, kind = inputs.q.shape[-1], inputs.q.device.type
     others = 'backend: expected "auto" or "torch" for'
-    if not triton_table.installed():
-        oldest = ".".join(map(str, triton_table.OLDEST))
-        raise ValueError(f'backend: expected one that is installed, got "triton": pip install "triton>={oldest}"')
+    triton_support.refuse()
     if design.rule != "kalman" or not isinstance(design.covariance, Dense):
         raise ValueError(f'{others} {design.title}, which has no Triton kernel, got "triton"')
     if kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -198,7 +199,7 @@ def fits_triton(inputs: Inputs) -> bool:
     """Whether the Triton kernels are the best way for these inputs: float32, on a GPU, of a size that they have."""
     q = inputs.q
     on_gpu = q.device.type == "cuda" and q.dtype == torch.float32
-    return on_gpu and q.shape[-1] <= triton_table.LARGEST and triton_table.installed()
+    return on_gpu and q.shape[-1] <= triton_table.LARGEST and triton_support.usable()
 
 
 def noise_rows(design: DesignModel, belief: Belief) -> Tensor:

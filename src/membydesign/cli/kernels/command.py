@@ -19,7 +19,7 @@ from membydesign.cli.say import AsJson, console, fail
 from membydesign.cli.tables import Column, Group, show_table
 from membydesign.files import to_json
 from membydesign.install import install_hint
-from membydesign.ops.kalman import triton_table
+from membydesign.ops.kalman import triton_support
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,8 +54,8 @@ def check(
     Exits with 1 if a distance is beyond its table, if a block would need more shared memory than its GPU has, or if
     registers spill at D ≤ 64 on NVIDIA's GPUs. Nothing is timed: that takes a GPU.
     """
-    if not triton_table.installed():
-        oldest = ".".join(map(str, triton_table.OLDEST))
+    if not triton_support.installed():
+        oldest = ".".join(map(str, triton_support.OLDEST))
         raise fail(f"mbd kernels needs Triton {oldest} or newer: {install_hint('triton')}")
     if compile and os.environ.get("TRITON_INTERPRET") == "1":
         raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")

@@ -6,10 +6,9 @@ is in Triton's metadata; occupancy is the share of a multiprocessor's warps that
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import tempfile
-from pathlib import Path
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membydesign.ops.kalman import triton_table as table
@@ -118,6 +117,7 @@ def jobs(names: tuple[str, ...], sizes: tuple[int, ...], *, first_only: bool = F
 def compiled(job: Job) -> Compiled:
     """Compile one, with as many value columns as rows, training and asking for variance and evidence."""
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -134,31 +134,23 @@ def compiled(job: Job) -> Compiled:
     counts = {"K": "i32", "G": "i32"}
     signature = {name: "constexpr" if name in constants else counts.get(name, "*fp32") for name in kernel.arg_names}
     aligned: Any = {(i,): [["tt.divisibility", 16]] for i, x in enumerate(signature.values()) if x == "*fp32"}
-    found = triton.compile(
-        ASTSource(kernel, signature, constants, aligned),
-        target=GPUTarget(target.backend, target.arch, target.warp),
-        options={"num_warps": job.tiles.warps, "num_stages": job.tiles.stages, "enable_fp_fusion": True},
-    )
-    registers, spills = _of_nvidia(found.asm["ptx"], job) if target.backend == "cuda" else _of_amd(found.asm["amdgcn"])
+    with knobs.compilation.scope(), knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as said:
+        # Triton's own call of ptxas counts, with the options of its version; a kernel from the cache would say nothing.
+        knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
+        found = triton.compile(
+            ASTSource(kernel, signature, constants, aligned),
+            target=GPUTarget(target.backend, target.arch, target.warp),
+            options={"num_warps": job.tiles.warps, "num_stages": job.tiles.stages, "enable_fp_fusion": True},
+        )
+    registers, spills = _of_nvidia(said.getvalue(), job) if target.backend == "cuda" else _of_amd(found.asm["amdgcn"])
     shared = found.metadata.shared
     return Compiled(job, registers, spills, shared, _occupancy(target, registers, shared, job.tiles.warps))
 
 
-def _of_nvidia(ptx: str, job: Job) -> tuple[int, int]:
-    """Registers and bytes spilled, as the ptxas that Triton takes for this target counts them."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    target = TARGETS[job.target]
-    arch = next(line.split()[1] for line in ptx.splitlines() if line.startswith(".target")).rstrip(",")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx, encoding="utf-8")
-        flags = ["-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={arch}"]
-        command = [get_ptxas(int(target.arch)).path, *flags, str(source), "-o", str(Path(folder) / "kernel.cubin")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stderr
+def _of_nvidia(said: str, job: Job) -> tuple[int, int]:
+    """Registers and bytes spilled, from what ptxas said when Triton called it."""
     registers, stores = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
-    if done.returncode or registers is None or stores is None:
+    if registers is None or stores is None:
         raise RuntimeError(f"ptxas did not say what {job.title} takes: {said}")
     return int(registers[1]), int(stores[1])
 

@@ -80,7 +80,9 @@ def step(design: mbd.DesignModel, given: dict[str, Any]) -> dict[str, float]:
     single = before.map(lambda x: x.float())
     drift = design.transition.per_row(inputs.log_decay, inputs.angle, inputs.k)
     assert drift is not None
-    output, after, _ = step_triton(drift, noise_rows(design, single), single, inputs.at(0))
+    stepped = step_triton(drift, noise_rows(design, single), single, inputs.at(0))
+    assert stepped is not None
+    output, after, _ = stepped
     found = {"output": output, "mean": after.mean, "covariance": after.covariance}
     return far(found, {"output": y, "mean": belief.mean, "covariance": belief.covariance})
 

@@ -4,6 +4,11 @@ In torch, for all chunks at once: what does not depend on the belief (the frame,
 products), and its gradients. In one Triton kernel (`triton_forward.py`), chunk after chunk with the belief on chip:
 K̃P₀, G, its factor, W, X, E, outputs, variances and both exits. In another (`triton_backward.py`): the same anew from
 the saved beliefs, and all gradients. Everything is float32 inside, or float64 for float64 beliefs.
+
+Each kernel can fail to compile or launch on its own (the backward's after a forward that succeeded, on another thread,
+or inside a graph of torch.compile), so each has its way out where it is called: `triton_fallback.py` computes the same
+operator in torch, from the same saved tensors. Whether forward ran as a kernel or in torch, backward finds what it
+needs, and activation checkpointing sees the same saved tensors when it runs forward again.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from membydesign.belief import Belief
 from membydesign.design import RowDrift
 from membydesign.ops import operator
 from membydesign.ops.frame import Frame, cut, joined
+from membydesign.ops.kalman import triton_fallback, triton_support
 from membydesign.ops.kalman import triton_table as table
 from membydesign.ops.kalman.chunk import accumulated_noise, filter_chunk
 from membydesign.ops.kalman.triton_backward import backward_kernel
@@ -51,15 +57,27 @@ def _tuned(kernel: Any, D: int, m: int, changed: tuple[str, ...]) -> Any:
     return triton.autotune(configs, key=["D", "m", "ROTATES", "VARIANCE"], restore_value=list(changed))(kernel)
 
 
-def launch(kernel: Any, programs: int, D: int, m: int, changed: tuple[str, ...], **arguments: Any) -> None:
-    """Run a kernel with the best layout for D and m; in the interpreter, with the first of the table."""
-    if interpreting:
-        choices = (table.FORWARD if kernel is forward_kernel else table.BACKWARD)[table.padded(D)]
-        kernel[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, **table.constants(choices[0], D, m))
-    else:
-        with torch.cuda.device_of(arguments["keys"]):  # Triton launches on the device that is current
-            tuned = _tuned(kernel, D, m, changed)
-            tuned[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, enable_fp_fusion=True)
+def launch(
+    kernel: Any, programs: int, D: int, m: int, changed: tuple[str, ...], *, fallback: bool, **arguments: Any
+) -> bool:
+    """Run a kernel with the best layout for D and m; in the interpreter, with the first of the table.
+
+    Returns:
+        Whether it ran; False, only with `fallback`, if it could not be compiled or launched.
+    """
+    keys, title = arguments["keys"], "forward" if kernel is forward_kernel else "backward"
+
+    def start() -> None:
+        if interpreting:
+            choices = (table.FORWARD if kernel is forward_kernel else table.BACKWARD)[table.padded(D)]
+            kernel[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, **table.constants(choices[0], D, m))
+        else:
+            with torch.cuda.device_of(keys):  # Triton launches on the device that is current
+                tuned = _tuned(kernel, D, m, changed)
+                tuned[(programs,)](**arguments, D=D, m=m, C=table.CHUNK, enable_fp_fusion=True)
+
+    flags = tuple(value for value in arguments.values() if isinstance(value, (bool, str)))
+    return triton_support.run(title, (title, D, m, keys.dtype, keys.device, *flags), start, fallback=fallback)
 
 
 def _shapes(*inputs: Any) -> Any:
@@ -101,6 +119,7 @@ def forward(
     with_variance: bool,
     with_error: bool,
     input_precision: str,
+    fallback: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Outputs, mean, covariance, precision, whitened error and variance (empty unless asked for), diag G, beliefs.
@@ -122,6 +141,7 @@ def forward(
         with_variance: whether to find q̃ᵀ P₀ q̃ − Σ W², to which noise has yet to be added.
         with_error: whether to return E.
         input_precision: of matrix products, "ieee" or "tf32x3".
+        fallback: compute in torch if the kernel cannot be compiled or launched, rather than raise.
         save: whether to keep the beliefs at all chunks' starts, for backward.
     """
     shared = (keys, queries, exits, built_up, cross, write_noise, values, decay, noise)
@@ -132,12 +152,13 @@ def forward(
     beliefs_P[:, :, :, 0] = covariance
     B, H, G, D, m = mean.shape
     K, C = keys.shape[2:4]
-    launch(
+    ran = launch(
         forward_kernel,
         B * H * G,
         D,
         m,
         () if save else ("beliefs_M", "beliefs_P"),  # where each try while tuning must find the start again
+        fallback=fallback,
         keys=keys,
         queries=queries,
         exits=exits,
@@ -167,6 +188,10 @@ def forward(
         SAVE=save,
         PRECISION=input_precision,
     )
+    if not ran:
+        inputs = (keys, queries, exits, built_up, cross, write_noise, values, decay, noise, across, angle)
+        wanted = {"with_variance": with_variance, "with_error": with_error, "save": save}
+        return triton_fallback.forward(*inputs, mean, covariance, **wanted)
     mean, covariance = beliefs_M[:, :, :, -1].clone(), beliefs_P[:, :, :, -1]
     covariance = (covariance + covariance.mT) / 2
     return output, mean, covariance, precision, error, variance, observed, beliefs_M, beliefs_P
@@ -202,6 +227,7 @@ def backward(
     saved_M: Tensor,
     saved_P: Tensor,
     input_precision: str,
+    fallback: bool,
     d_output: Tensor,
     d_mean: Tensor,
     d_covariance: Tensor,
@@ -224,12 +250,13 @@ def backward(
         d_precision = torch.zeros_like(write_noise) if d_precision is None else d_precision
         d_error = torch.zeros_like(values) if d_error is None else d_error
     upstream = {"d_precision": d_precision, "d_error": d_error, "d_variance": d_variance}
-    launch(
+    ran = launch(
         backward_kernel,
         B * H * G,
         D,
         m,
         ("d_M", "d_P"),
+        fallback=fallback,
         **given,
         cos=noise if angle is None else _rows(angle.cos()),
         sin=noise if angle is None else _rows(angle.sin()),
@@ -247,13 +274,17 @@ def backward(
         EVIDENCE=evidence,
         PRECISION=input_precision,
     )
+    if not ran:
+        inputs = (*shared, across, angle, saved_M[:, :, :, 0], saved_P[:, :, :, 0])
+        upstream_all = (d_output, d_mean, d_covariance, d_precision, d_error, d_variance)
+        triton_fallback.backward(inputs, upstream_all, into=found)
     return found
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, mean, covariance, with_variance, with_error, input_precision, save = inputs
+    *tensors, mean, covariance, with_variance, with_error, input_precision, fallback, save = inputs
     assert save, "a backward needs the saved beliefs"
-    ctx.input_precision, ctx.asked = input_precision, (with_error, with_variance)
+    ctx.options, ctx.asked = (input_precision, fallback), (with_error, with_variance)
     ctx.shapes = (output[0].shape, mean.shape, covariance.shape)
     ctx.save_for_backward(*tensors, *output[-2:])
 
@@ -268,13 +299,13 @@ def _gradients(
         for d, shape in zip((d_output, d_mean, d_covariance), ctx.shapes, strict=True)
     )
     asked = (d if wanted else None for d, wanted in zip((d_error, d_variance), ctx.asked, strict=True))
-    found = operation(*saved, ctx.input_precision, *always, d_precision, *asked)
+    found = operation(*saved, *ctx.options, *always, d_precision, *asked)
     shared, own, rows, turns = found[:5], found[5:7], found[7:9], found[9:11]
     pairs = [
         None if x is None else d.sum(2).unflatten(-1, (-1, 2)).sum(-1) for x, d in zip(saved[9:11], turns, strict=True)
     ]
     return (
-        *(d.sum(2) for d in shared), *own, *(d.sum(2) for d in rows), *pairs, *found[11:], *[None] * 4,
+        *(d.sum(2) for d in shared), *own, *(d.sum(2) for d in rows), *pairs, *found[11:], *[None] * 5,
     )  # fmt: skip
 
 
@@ -299,8 +330,12 @@ def filter_triton(
     return_variance: bool,
     return_evidence: bool,
     input_precision: str = "ieee",
+    fallback: bool = False,
 ) -> Run:
-    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1]."""
+    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1].
+
+    A kernel that cannot be compiled or launched raises a `KernelError`, or with `fallback` is replaced by torch.
+    """
     assert x.process_noise is not None
     assert initial.covariance is not None
     C, D, G, length = table.CHUNK, x.q.shape[-1], x.write_noise.shape[-1], x.q.shape[1]
@@ -329,6 +364,7 @@ def filter_triton(
         return_variance,
         return_evidence,
         input_precision,
+        fallback,
     )
     if x.q.dtype == torch.float32 and _too_sure(observed, write_noise):
         wide = RowDrift._make(None if t is None else t.double() for t in drift)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SLICE = tl.constexpr(8)
-"""Terms of a product that a thread multiplies at a time."""
+SLICE = tl.constexpr(16)
+"""Terms of a product that a thread multiplies at a time: the fewest that `tl.dot` takes on Triton 3.5 to 3.7."""
 
 
 @triton.jit

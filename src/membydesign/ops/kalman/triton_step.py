@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from membydesign.belief import Belief
+from membydesign.ops.kalman import triton_support
 from membydesign.ops.kalman import triton_table as table
 from membydesign.ops.kalman.triton_parts import load, partner_sign, store
 
@@ -97,7 +98,9 @@ def step_kernel(
         tl.store(output + n * m + columns, tl.sum(tile * query[:, None], 0), mask=columns < m)
 
 
-def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tuple[Tensor, Belief, Tensor]:
+def step_triton(
+    drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs, *, fallback: bool = False
+) -> tuple[Tensor, Belief, Tensor] | None:
     """The read-out [B,H,M], the new belief and the precision of the write [B,H,G].
 
     Args:
@@ -105,6 +108,7 @@ def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tup
         rows: the diagonal of N, [D] or [1].
         belief: before the token.
         x: one token, without the axis T.
+        fallback: return None if the kernel cannot be compiled or launched, rather than raise a `KernelError`.
     """
     assert belief.covariance is not None
     assert x.process_noise is not None
@@ -125,10 +129,16 @@ def step_triton(drift: RowDrift, rows: Tensor, belief: Belief, x: Inputs) -> tup
     tiles = table.STEP[table.padded(D)][0]
     sizes = table.constants(tiles, D, m)
     sizes.pop("M_RESIDENT")  # the mean is read and written once, wherever it is
-    with torch.cuda.device_of(x.q) if x.q.is_cuda else nullcontext():  # Triton launches on the device that is current
-        step_kernel[(B * H * G,)](
-            *given, mean, covariance, output, precision, next_mean, next_covariance, G,
-            D=D, m=m, **sizes, ROTATES=pairs is not None,
-            num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
-        )  # fmt: skip
+
+    def start() -> None:
+        with torch.cuda.device_of(x.q) if x.q.is_cuda else nullcontext():  # Triton launches on the current device
+            step_kernel[(B * H * G,)](
+                *given, mean, covariance, output, precision, next_mean, next_covariance, G,
+                D=D, m=m, **sizes, ROTATES=pairs is not None,
+                num_warps=tiles.warps, num_stages=tiles.stages, enable_fp_fusion=True,
+            )  # fmt: skip
+
+    key = ("step", D, m, x.q.dtype, x.q.device, pairs is not None)
+    if not triton_support.run("decoding", key, start, fallback=fallback):
+        return None
     return output, Belief(next_mean.movedim(2, -2).flatten(-2), next_covariance), precision

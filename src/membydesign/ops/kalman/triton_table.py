@@ -5,8 +5,6 @@ This table is what `triton.autotune` chooses from, and what `mbd kernels check` 
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 from typing import NamedTuple
 
 CHUNK = 16
@@ -14,10 +12,6 @@ CHUNK = 16
 
 LEAST = 16
 """The smallest side of a tile in a matrix product."""
-
-
-OLDEST = (3, 4)
-"""The first Triton with all that the kernels ask of it."""
 
 
 class Tiles(NamedTuple):
@@ -40,16 +34,16 @@ class Tiles(NamedTuple):
 FORWARD: dict[int, tuple[Tiles, ...]] = {
     16: (Tiles(0, 64, 2), Tiles(0, 64, 4)),
     32: (Tiles(0, 64, 4), Tiles(0, 64, 8)),
-    64: (Tiles(0, 64, 8),),
-    128: (Tiles(32, 32, 8), Tiles(0, 16, 8)),
+    64: (Tiles(0, 64, 8), Tiles(32, 32, 8)),  # the first spills on Triton 3.5 and 3.6, the second nowhere
+    128: (Tiles(16, 32, 8), Tiles(32, 32, 8)),
     256: (Tiles(16, 16, 8),),
 }
 """For each padded D; the first is the default."""
 
 BACKWARD: dict[int, tuple[Tiles, ...]] = {
-    16: (Tiles(0, 64, 4),),
-    32: (Tiles(16, 16, 4),),
-    64: (Tiles(16, 16, 8),),
+    16: (Tiles(0, 64, 8),),
+    32: (Tiles(16, 16, 8),),
+    64: (Tiles(32, 16, 8),),
     128: (Tiles(16, 16, 8),),
     256: (Tiles(16, 16, 8),),
 }
@@ -81,15 +75,3 @@ def constants(tiles: Tiles, D: int, m: int) -> dict[str, int | bool]:
         "P_RESIDENT": not tiles.panel,
         "M_RESIDENT": m <= columns,
     }
-
-
-@functools.cache
-def installed() -> bool:
-    """Whether a Triton is there that can compile these kernels, without importing it."""
-    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm"):  # as PyPI and torch's own indices have it
-        try:
-            version = importlib.metadata.version(name).split(".")[:2]
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return tuple(map(int, version)) >= OLDEST
-    return False
