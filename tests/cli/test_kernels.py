@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from membydesign.cli.kernels import command, compiled
 
 pytest.importorskip("triton")
 
+SLOW = [pytest.param(target, [16, 32, 64], marks=pytest.mark.slow) for target in ("sm_80", "sm_90")]
+
 
 def check(*options: str) -> dict:
     """The command in a process of its own: this one interprets, and then Triton compiles nothing."""
@@ -27,15 +30,17 @@ def check(*options: str) -> dict:
     return found
 
 
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_small_kernels_compile_without_spills(target):
-    """The first layout of each kernel and size up to 64, with rotations, variance and evidence: the most of all."""
-    found = check("--no-run", "--quick", "--sizes", "16,32,64", "--targets", target)
+@pytest.mark.parametrize(("target", "sizes"), [("sm_90", [16]), *SLOW])
+def test_small_kernels_compile_without_spills(target, sizes):
+    """With rotations, variance and evidence, the most of all; `make kernels` compiles every size and layout."""
+    chosen = ",".join(map(str, sizes))
+    found = check("--no-run", "--variants", compiled.LARGEST, "--sizes", chosen, "--targets", target)
     assert not found["complaints"]
+    assert found["triton"] == importlib.metadata.version("triton")
     assert {(x["kernel"], x["D"]) for x in found["compiled"]} == {
-        (kernel, D) for kernel in ("forward", "backward", "step") for D in (16, 32, 64)
+        (kernel, D) for kernel in ("forward", "backward", "step") for D in sizes
     }
-    assert all(x["spills"] == 0 and x["shared"] <= compiled.TARGETS[target].shared for x in found["compiled"])
+    assert all(x["registers"] > 0 and x["shared"] <= compiled.TARGETS[target].shared for x in found["compiled"])
 
 
 @pytest.mark.slow
@@ -74,6 +79,7 @@ def test_bad_options_are_refused():
     for options, message in (
         (["--sizes", "7"], "--sizes: expected some of 16, 32, 64, 128, 256, got 7"),
         (["--targets", "sm_1"], "--targets: expected some of sm_80"),
+        (["--variants", "x"], "--variants: expected some of decay, rotation, tf32x3, float64, got x"),
     ):
         result = CliRunner().invoke(app, ["kernels", "check", "--no-compile", *options])
         assert result.exit_code == 2
@@ -81,10 +87,26 @@ def test_bad_options_are_refused():
 
 
 def test_complaints():
-    """More shared memory than a block has, and spills where none may be."""
+    """More shared memory than a block has, a failure, and spills in every layout where none may be."""
     job = compiled.Job("forward", 64, compiled.table.FORWARD[64][0], "decay", "sm_80")
-    assert compiled.Compiled(job, 255, 0, 1000, 0.1).complaint is None
-    assert "8 bytes spilled" in (compiled.Compiled(job, 255, 8, 1000, 0.1).complaint or "")
-    assert "shared memory" in (compiled.Compiled(job, 255, 0, 200_000, 0.1).complaint or "")
-    assert compiled.Compiled(job._replace(D=128), 255, 8, 1000, 0.1).complaint is None
-    assert compiled.Compiled(job._replace(target="gfx942"), 255, 8, 1000, 0.1).complaint is None
+    clean, spilling = compiled.Compiled(job, 255, 0, 1000, 0.1), compiled.Compiled(job, 255, 8, 1000, 0.1)
+    assert compiled.complaints([clean]) == []
+    assert "8 bytes spilled" in compiled.complaints([spilling])[0]
+    assert compiled.complaints([spilling, clean]) == [], "autotuning leaves the layout that spills"
+    assert "shared memory" in compiled.complaints([clean._replace(shared=200_000)])[0]
+    failed = compiled.Compiled(job, failure="CompilationError: K >= 16")
+    assert "does not compile: CompilationError: K >= 16" in compiled.complaints([failed, clean])[0]
+    for change in ({"D": 128}, {"target": "gfx942"}, {"variant": "float64"}):
+        assert compiled.complaints([spilling._replace(job=job._replace(**change))]) == []
+
+
+def test_a_kernel_that_does_not_compile_is_reported(monkeypatch):
+    def fail(job):
+        raise ValueError("at 1:2:\n\nexpected K >= 16")
+
+    monkeypatch.setattr(compiled, "_compiled", fail)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    options = ["--no-run", "--sizes", "16", "--targets", "sm_80", "--variants", "decay"]
+    result = CliRunner().invoke(app, ["kernels", "check", *options])
+    assert result.exit_code == 1
+    assert "does not compile: ValueError: at 1:2: … expected K >= 16" in result.stdout

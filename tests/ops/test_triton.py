@@ -186,7 +186,7 @@ def test_tf32x3_is_an_option(monkeypatch):
     asked = []
     forward = triton.OPERATOR.apply
     monkeypatch.setattr(
-        triton, "OPERATOR", triton.OPERATOR._replace(apply=lambda *x: asked.append(x[-1]) or forward(*x))
+        triton, "OPERATOR", triton.OPERATOR._replace(apply=lambda *x: asked.append(x[-2]) or forward(*x))
     )
     monkeypatch.setenv("MEMBYDESIGN_INPUT_PRECISION", "tf32x3")
     torch.testing.assert_close(problem.filter(backend="triton").output, exact)
@@ -222,6 +222,7 @@ def test_torch_operator(name):
         True,
         True,
         "ieee",
+        False,
         True,
     )
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

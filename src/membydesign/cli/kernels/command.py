@@ -41,18 +41,18 @@ def check(
     sizes: Annotated[
         str | None, typer.Option(help=f"Key sizes, of {', '.join(map(str, compiled.SIZES))}. Default: all.")
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Only the first layout of each size, for the largest variant of each kernel."),
-    ] = False,
+    variants: Annotated[
+        str | None, typer.Option(help=f"Of each kernel, some of {', '.join(compiled.VARIANTS)}. Default: all.")
+    ] = None,
     run: Annotated[bool, typer.Option(help="Run the kernels in the interpreter.")] = True,
     compile: Annotated[bool, typer.Option(help="Compile the kernels.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Every kernel in Triton's interpreter beside the naive filter, then compiled for real GPUs; needs none.
 
-    Exits with 1 if a distance is beyond its table, if a block would need more shared memory than its GPU has, or if
-    registers spill at D ≤ 64 on NVIDIA's GPUs. Nothing is timed: that takes a GPU.
+    Exits with 1 if a distance is beyond its table, if a kernel does not compile, if a block would need more shared
+    memory than its GPU has, or if registers spill in every layout at D ≤ 64 on NVIDIA's GPUs. Nothing is timed: that
+    takes a GPU.
     """
     if not triton_support.installed():
         oldest = ".".join(map(str, triton_support.OLDEST))
@@ -61,7 +61,8 @@ def check(
         raise fail("TRITON_INTERPRET=1 is set, with which Triton compiles nothing: unset it, or say --no-compile")
     names = _chosen("targets", targets, compiled.targets())
     chosen = tuple(map(int, _chosen("sizes", sizes, tuple(map(str, compiled.SIZES)))))
-    jobs = list(compiled.jobs(names, chosen, first_only=quick)) if compile else []
+    which = _chosen("variants", variants, tuple(compiled.VARIANTS))
+    jobs = list(compiled.jobs(names, chosen, which)) if compile else []
     runs, found = [], []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
@@ -74,12 +75,14 @@ def check(
             progress.update(task, description=job.title)
             found.append(compiled.compiled(job))
             progress.advance(task)
-    complaints = [x.complaint for x in found if x.complaint]
+    complaints = compiled.complaints(found)
     complaints += [
         f"{r['kernel']}, {r['design']}, D = {r['D']}: too far from the loop" for r in runs if r["of_allowed"] > 1
     ]
     if as_json:
-        print(to_json({"distances": runs, "compiled": [x.as_dict() for x in found], "complaints": complaints}), end="")
+        rows = [x.as_dict() for x in found]
+        version = triton_support.version()
+        print(to_json({"triton": version, "distances": runs, "compiled": rows, "complaints": complaints}), end="")
     else:
         _show(runs, found)
         for complaint in complaints:
@@ -123,6 +126,7 @@ def _show(runs: list[dict[str, Any]], found: list[compiled.Compiled]) -> None:
         columns = [Column("kernel"), Column("design"), *(Column(heading, right=True) for heading in ("D", *quantities))]
         show_table(columns, [Group(rows)], title="float32 kernels in the interpreter, distance from the float64 loop")
     if found:
+        title = f"Compiled by Triton {triton_support.version()}, with as many value columns as rows; bytes"
         headings = ("target", "kernel", "D", "variant", "panel", "columns", "warps", "registers", "spills", "shared")
         columns = [
             Column(heading, right=heading not in ("target", "kernel", "variant"))
@@ -131,8 +135,8 @@ def _show(runs: list[dict[str, Any]], found: list[compiled.Compiled]) -> None:
         lines: list[list[Text]] = []
         for x in found:
             tiles = (str(n) if n else "all" for n in (x.job.tiles.panel, x.job.tiles.columns, x.job.tiles.warps))
-            counts = (str(n) for n in (x.registers, x.spills, x.shared))
+            counts = ("failed", "", "") if x.failure else (str(n) for n in (x.registers, x.spills, x.shared))
             where = (x.job.target, x.job.kernel, str(x.job.D), x.job.variant)
             style = "red" if x.complaint else ""
             lines.append([Text(cell, style) for cell in (*where, *tiles, *counts, f"{x.occupancy:.0%}")])
-        show_table(columns, [Group(lines)], title="Compiled, with as many value columns as rows; bytes")
+        show_table(columns, [Group(lines)], title=title)

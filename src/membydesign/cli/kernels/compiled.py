@@ -1,7 +1,7 @@
 """The Triton kernels compiled ahead of time for real targets, on a machine that has none of them.
 
-Registers and spills are ptxas's own count on the PTX that Triton makes (on AMD, those in the assembly); shared memory
-is in Triton's metadata; occupancy is the share of a multiprocessor's warps that these three leave room for.
+Registers and spills are what ptxas says when Triton calls it (on AMD, those in the assembly); shared memory is in
+Triton's metadata; occupancy is the share of a multiprocessor's warps that these three leave room for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membydesign.ops.kalman import triton_table as table
+from membydesign.ops.kalman.triton_support import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,10 +47,36 @@ TARGETS = {
 }
 SIZES = tuple(table.FORWARD)
 NO_SPILLS_UP_TO = 64
-"""Up to this D nothing may be spilled on NVIDIA's GPUs, for which the layouts were chosen."""
+"""Up to this D a kernel must have a layout that spills nothing on NVIDIA's GPUs, for which the layouts were chosen."""
 
-VARIANTS = {"decay": False, "rotation": True}
-"""A decay of each row; and a damped rotation with noise in one row of each pair, the largest kernel there is."""
+
+class Variant(NamedTuple):
+    """What a kernel computes, and how.
+
+    Attributes:
+        turns: a damped rotation with noise in one row of each pair, or else a decay of each row.
+        real: the type of all tensors, in Triton's words.
+        precision: of matrix products.
+    """
+
+    turns: bool
+    real: str = "fp32"
+    precision: str = "ieee"
+
+    @property
+    def usual(self) -> bool:
+        """Whether `backend="auto"` takes it: for the others one layout is compiled, and spills are allowed."""
+        return self.real == "fp32" and self.precision == "ieee"
+
+
+VARIANTS = {
+    "decay": Variant(turns=False),
+    "rotation": Variant(turns=True),
+    "tf32x3": Variant(turns=True, precision="tf32x3"),
+    "float64": Variant(turns=True, real="fp64"),
+}
+LARGEST = "rotation"
+"""The variant with most registers of those that `backend="auto"` takes."""
 
 KERNELS = {"forward": table.FORWARD, "backward": table.BACKWARD, "step": table.STEP}
 
@@ -70,23 +97,23 @@ class Job(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of a job: bytes, and registers of a thread."""
+    """What the compiler made of a job: bytes, and registers of a thread; or why it failed."""
 
     job: Job
-    registers: int
-    spills: int
-    shared: int
-    occupancy: float
+    registers: int = 0
+    spills: int = 0
+    shared: int = 0
+    occupancy: float = 0.0
+    failure: str | None = None
 
     @property
     def complaint(self) -> str | None:
-        """Why this is not good enough, or None."""
-        target = TARGETS[self.job.target]
-        most = target.shared
+        """Why this cannot run, or None."""
+        most = TARGETS[self.job.target].shared
+        if self.failure is not None:
+            return f"{self.job.title}: does not compile: {self.failure}"
         if self.shared > most:
             return f"{self.job.title}: {self.shared} bytes of shared memory, and a block has {most}"
-        if self.spills and self.job.D <= NO_SPILLS_UP_TO and target.backend == "cuda":
-            return f"{self.job.title}: {self.spills} bytes spilled, and up to D = {NO_SPILLS_UP_TO} none may be"
         return None
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,6 +121,21 @@ class Compiled(NamedTuple):
         own = {**self.job._asdict(), "tiles": self.job.tiles._asdict()}
         return {**own, "registers": self.registers, "spills": self.spills, "shared": self.shared,
                 "occupancy": self.occupancy, "complaint": self.complaint}  # fmt: skip
+
+
+def complaints(found: list[Compiled]) -> list[str]:
+    """What cannot run, and small kernels of which every layout spills."""
+    said = [x.complaint for x in found if x.complaint]
+    layouts: dict[tuple[str, int, str, str], list[Compiled]] = {}
+    for x in found:
+        if x.failure is None:
+            layouts.setdefault((x.job.kernel, x.job.D, x.job.variant, x.job.target), []).append(x)
+    for (_, D, variant, target), same in layouts.items():
+        least = min(same, key=lambda x: x.spills)
+        strict = D <= NO_SPILLS_UP_TO and VARIANTS[variant].usual and TARGETS[target].backend == "cuda"
+        if least.spills and strict:
+            said.append(f"{least.job.title}: {least.spills} bytes spilled, and up to D = {NO_SPILLS_UP_TO} none may be")
+    return said
 
 
 def targets() -> tuple[str, ...]:
@@ -104,18 +146,28 @@ def targets() -> tuple[str, ...]:
     return tuple(name for name, target in TARGETS.items() if there[target.backend])
 
 
-def jobs(names: tuple[str, ...], sizes: tuple[int, ...], *, first_only: bool = False) -> Iterator[Job]:
-    """Every kernel of the table for these targets and sizes; or only the first layout of each, the largest variant."""
+def jobs(names: tuple[str, ...], sizes: tuple[int, ...], variants: tuple[str, ...]) -> Iterator[Job]:
+    """Every kernel of the table for these targets, sizes and variants."""
     for target in names:
         for kernel, layouts in KERNELS.items():
             for D in sizes:
-                for tiles in layouts[D][: 1 if first_only else None]:
-                    for variant in ("rotation",) if first_only else VARIANTS:
+                for variant in variants:
+                    if kernel == "step" and VARIANTS[variant].precision != "ieee":
+                        continue  # it has no matrix products
+                    for tiles in layouts[D] if VARIANTS[variant].usual else layouts[D][:1]:
                         yield Job(kernel, D, tiles, variant, target)
 
 
 def compiled(job: Job) -> Compiled:
-    """Compile one, with as many value columns as rows, training and asking for variance and evidence."""
+    """Compile one; a failure is part of what is found."""
+    try:
+        return _compiled(job)
+    except Exception as error:  # Triton, LLVM and ptxas each have errors of their own
+        return Compiled(job, failure=described(error))
+
+
+def _compiled(job: Job) -> Compiled:
+    """Compile with as many value columns as rows, training and asking for variance and evidence."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -125,15 +177,15 @@ def compiled(job: Job) -> Compiled:
     from membydesign.ops.kalman.triton_forward import forward_kernel
     from membydesign.ops.kalman.triton_step import step_kernel
 
-    target, turns = TARGETS[job.target], VARIANTS[job.variant]
+    target, variant = TARGETS[job.target], VARIANTS[job.variant]
     kernel: Any = {"forward": forward_kernel, "backward": backward_kernel, "step": step_kernel}[job.kernel]
-    asked = {"ROTATES": turns, "MIXED": turns, "C": table.CHUNK, "PRECISION": "ieee"}
+    asked = {"ROTATES": variant.turns, "MIXED": variant.turns, "C": table.CHUNK, "PRECISION": variant.precision}
     asked |= dict.fromkeys(("VARIANCE", "EVIDENCE", "ERROR", "SAVE"), True)
     constants = {**asked, "D": job.D, "m": job.D, **table.constants(job.tiles, job.D, job.D)}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    counts = {"K": "i32", "G": "i32"}
-    signature = {name: "constexpr" if name in constants else counts.get(name, "*fp32") for name in kernel.arg_names}
-    aligned: Any = {(i,): [["tt.divisibility", 16]] for i, x in enumerate(signature.values()) if x == "*fp32"}
+    counts, tensor = {"K": "i32", "G": "i32"}, f"*{variant.real}"
+    signature = {name: "constexpr" if name in constants else counts.get(name, tensor) for name in kernel.arg_names}
+    aligned: Any = {(i,): [["tt.divisibility", 16]] for i, x in enumerate(signature.values()) if x == tensor}
     with knobs.compilation.scope(), knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as said:
         # Triton's own call of ptxas counts, with the options of its version; a kernel from the cache would say nothing.
         knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True

@@ -74,10 +74,10 @@ def factor(G, C: tl.constexpr):
 
 @triton.jit
 def precision_of(pivots, C: tl.constexpr):
-    """β = 1/L_ττ², and −1 at the first position whose pivot is not positive."""
+    """β = 1/L_ττ², and −1 at the first position whose pivot is not positive; what follows it means nothing."""
     t = tl.arange(0, C)
     first = tl.min(tl.where(pivots <= 0, t, C), 0)
-    return tl.where(t == first, -1.0, 1 / pivots)
+    return tl.where(t == first, -1.0, 1 / tl.where(pivots > 0, pivots, 1.0))
 
 
 @triton.jit

@@ -56,7 +56,7 @@ def refuse() -> None:
         raise ValueError(f'backend: expected one that is installed, got "triton"{got}: pip install "{REQUIREMENT}"')
     error = _import_error()
     if error is not None:
-        raise KernelError(_described("cannot be imported", error)) from error
+        raise KernelError(_sentence("cannot be imported", error)) from error
 
 
 def usable() -> bool:
@@ -69,7 +69,7 @@ def usable() -> bool:
         return False
     error = _import_error()
     if error is not None:
-        _warn(_described("cannot be imported", error))
+        _warn(_sentence("cannot be imported", error))
     return error is None
 
 
@@ -92,10 +92,10 @@ def run(title: str, key: Hashable, launch: Callable[[], None], *, fallback: bool
     except torch.OutOfMemoryError:  # not the kernel's fault, and torch needs no less
         raise
     except Exception as error:  # Triton, LLVM, ptxas, a C compiler and the driver each have errors of their own
-        message = _described(f"cannot run the {title} kernel", error)
+        message = _sentence(f"cannot run the {title} kernel", error)
         if not fallback:
             raise KernelError(message) from error
-        _warn(message, cause=_cause(error))
+        _warn(message, cause=described(error))
         _failed.add(key)
     else:
         return True
@@ -111,11 +111,11 @@ def _import_error() -> Exception | None:
     return None
 
 
-def _described(failure: str, error: Exception) -> str:
-    return f"Triton {version()} {failure}: {_cause(error)}"
+def _sentence(failure: str, error: Exception) -> str:
+    return f"Triton {version()} {failure}: {described(error)}"
 
 
-def _cause(error: Exception) -> str:
+def described(error: Exception) -> str:
     """An error in one line: Triton's compiler begins with the place and ends with the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = " … ".join(dict.fromkeys((lines[0], lines[-1]))) if lines else "no message"
