@@ -93,7 +93,7 @@ def cholesky(a: Tensor) -> tuple[Tensor, Tensor]:
     """L with a = L Lᵀ, and the order of the first minor that is not positive, or 0: `torch.linalg.cholesky_ex`."""
     if not _guarded(a):
         return torch.linalg.cholesky_ex(a)
-    return _CHOLESKY(a)  # as an operator also in eager mode, where filters only factor inside of `full_precision`
+    return _CHOLESKY(a) if torch.compiler.is_compiling() else _Cholesky.apply(a)
 
 
 def solve_lower(a: Tensor, b: Tensor, *, unitriangular: bool = False) -> Tensor:
@@ -237,7 +237,8 @@ class _Solve(torch.autograd.Function):
 
 
 def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.linalg.cholesky_ex(a)
+    factor, info = torch.linalg.cholesky_ex(a)
+    return factor, info  # a plain tuple, as torch.vmap needs it
 
 
 def _remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -245,7 +246,36 @@ def _remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tens
     ctx.save_for_backward(output[0])
 
 
-def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None) -> Tensor | None:
+class _Cholesky(torch.autograd.Function):
+    """`_factored` with a gradient whose products are taken here."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor) -> tuple[Tensor, Tensor]:
+        return _factored(a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        _remember_factor(ctx, inputs, output)
+        ctx.save_for_forward(output[0])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        return _cholesky_gradient(ctx, *grads)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, None]:
+        """L Φ(L⁻¹ da L⁻ᵀ), where Φ takes the lower triangle and half of the diagonal."""
+        (L,), (da,) = ctx.saved_tensors, tangents
+        if da is None:
+            return None, None
+        inner = _solved(L, _solved(L, (da + da.mT) / 2, False).mT, False)
+        return product(L, inner.tril() - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1)) / 2), None
+
+
+def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None = None) -> Tensor | None:
     """½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of Lᵀ g."""
     if g is None:
         return None

@@ -297,3 +297,29 @@ def test_factors_and_triangular_systems(unitriangular, high, monkeypatch):
     torch.autograd.gradcheck(solve, (lower, b.requires_grad_()), check_forward_ad=True)
     square = (a @ a.mT + torch.eye(4)).requires_grad_()
     torch.autograd.gradcheck(lambda x: products.cholesky((x + x.mT) / 2)[0], square)
+
+
+@pytest.mark.parametrize("name", ["dense_2_groups-rotation", "reset-diagonal"])
+def test_transforms_and_second_derivatives(name, high):
+    """The same numbers as without the setting: forward mode, gradients of each sample, and Hessian products."""
+    design = DESIGNS[name]
+    problem = quiet(random_problem(design, B=1, T=10, H=2, D=4, M=4)).map(lambda x: x.detach().float())
+    along = torch.linspace(-1, 1, problem.k.numel()).view(problem.k.shape)
+
+    def loss(k):
+        out = replace(problem, k=k).filter(backend="torch", chunk_size=4, return_evidence=True)
+        return out.output.square().sum() + out.write_log_evidence.sum()
+
+    def run():
+        tangent = torch.func.jvp(loss, (problem.k,), (along,))[1]
+        samples = torch.func.vmap(torch.func.grad(loss))(torch.stack((problem.k, 2 * problem.k)))
+        k = problem.k.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(k), k, create_graph=True)
+        (product,) = torch.autograd.grad((gradient * along).sum(), k)
+        return [tangent, samples, product]
+
+    torch.set_float32_matmul_precision("highest")
+    expected = run()
+    torch.set_float32_matmul_precision("high")
+    for ours, theirs in zip(run(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
