@@ -308,6 +308,7 @@ def test_transforms_and_second_derivatives(name, high):
 
     def loss(k):
         out = replace(problem, k=k).filter(backend="torch", chunk_size=4, return_evidence=True)
+        assert out.write_log_evidence is not None
         return out.output.square().sum() + out.write_log_evidence.sum()
 
     def run():
