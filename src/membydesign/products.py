@@ -33,11 +33,20 @@ _BY_BACKEND = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
 _lock = threading.Lock()
 _holders = 0
+_changes = 0
+"""Odd while the setting is changed: who reads the same even number before and after the setting has read the user's."""
+
 _before: tuple[str | None, dict[str, str]] = (None, {})
 """What was set before the first holder changed it."""
 
-_here = threading.local()
-"""`depth`: how many `full_precision` this thread is inside of."""
+
+class _Here(threading.local):
+    """What each thread knows of itself: how many `full_precision` it is inside of."""
+
+    depth = 0
+
+
+_here = _Here()
 
 
 def rounds(kind: str) -> bool:
@@ -45,9 +54,12 @@ def rounds(kind: str) -> bool:
     backend = BACKENDS.get(kind)
     if backend is None:
         return False
-    with _lock:
-        settings = _before[1] if _holders else _settings()
-    return settings[backend] not in ("ieee", "none")
+    changes = _changes
+    setting = _setting(backend)
+    if changes % 2 or changes != _changes:  # rare, so the lock is: another filter multiplies
+        with _lock:
+            setting = _before[1][backend] if _holders else _setting(backend)
+    return setting not in ("ieee", "none")
 
 
 rounds._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess] # torch.compile guards the setting
@@ -61,25 +73,26 @@ class full_precision:
 
     def __enter__(self) -> None:
         """Change the setting, unless torch rounds nothing or another holder has changed it already."""
-        global _holders, _before
-        if not self.changes:
-            return
-        with _lock:
-            if not _holders:
-                _before = _tightened()
-            _holders += 1
-        _here.depth = getattr(_here, "depth", 0) + 1
+        global _holders, _before, _changes
+        if self.changes:
+            with _lock:
+                if not _holders:
+                    _changes += 1
+                    _before = _tightened()
+                _holders += 1
+        _here.depth += 1
 
     def __exit__(self, *_: object) -> None:
         """Put the setting back, if this was the last holder."""
-        global _holders
+        global _holders, _changes
+        _here.depth -= 1
         if not self.changes:
             return
-        _here.depth -= 1
         with _lock:
             _holders -= 1
             if not _holders:
                 _put_back(*_before)
+                _changes += 1
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -107,27 +120,29 @@ def _guarded(x: Tensor) -> bool:
     if x.dtype != torch.float32:
         return False
     # Dynamo neither reads a thread's own data nor needs to: no graph is traced inside of `full_precision`.
-    return rounds(x.device.type) and (torch.compiler.is_compiling() or not getattr(_here, "depth", 0))
+    if not torch.compiler.is_compiling() and _here.depth:
+        return False
+    return rounds(x.device.type)
 
 
 # ---------------------------------------------------------------------------------------------------- the setting
 
 
-def _settings() -> dict[str, str]:
-    """The precision of each library: "ieee", "none" (nobody asked for less), "tf32" or "bf16"."""
+_LIBRARIES: dict[str, Any] = {
+    name: getattr(getattr(torch.backends, name), "matmul", None) for name in dict.fromkeys(BACKENDS.values())
+}
+
+
+def _setting(backend: str) -> str:
+    """The precision of a library: "ieee", "none" (nobody asked for less), "tf32" or "bf16"."""
     if _BY_BACKEND:
-        return {name: _library(name).fp32_precision for name in dict.fromkeys(BACKENDS.values())}
-    shared = {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
-    return dict.fromkeys(BACKENDS.values(), shared)
-
-
-def _library(name: str) -> Any:
-    return getattr(torch.backends, name).matmul
+        return _LIBRARIES[backend].fp32_precision
+    return {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
 
 
 def _tightened() -> tuple[str | None, dict[str, str]]:
     """Forbid any rounding; returns what was set, for `_put_back`."""
-    settings, shared = _settings(), None
+    settings, shared = {name: _setting(name) for name in _LIBRARIES}, None
     try:
         # The older setting goes along, because torch raises where the two disagree: here if the user mixed them.
         shared = torch.get_float32_matmul_precision()
@@ -135,8 +150,8 @@ def _tightened() -> tuple[str | None, dict[str, str]]:
     except RuntimeError:
         pass
     if _BY_BACKEND:
-        for name in settings:
-            _library(name).fp32_precision = "ieee"
+        for library in _LIBRARIES.values():
+            library.fp32_precision = "ieee"
     return shared, settings
 
 
@@ -145,9 +160,9 @@ def _put_back(shared: str | None, settings: dict[str, str]) -> None:
         torch.set_float32_matmul_precision(shared)
     if _BY_BACKEND:
         for name, value in settings.items():
-            _library(name).fp32_precision = "none"  # which takes `torch.backends.fp32_precision`
-            if _library(name).fp32_precision != value:
-                _library(name).fp32_precision = value
+            _LIBRARIES[name].fp32_precision = "none"  # which takes `torch.backends.fp32_precision`
+            if _LIBRARIES[name].fp32_precision != value:
+                _LIBRARIES[name].fp32_precision = value
 
 
 # --------------------------------------------------------------------------------------------------- the operators

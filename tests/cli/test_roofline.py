@@ -67,7 +67,18 @@ def test_the_page_has_its_numbers():
     """`python -m membydesign.cli.bench.roofline docs/figures/roofline.png` writes them anew."""
     page = PAGE.read_text()
     assert roofline.table() in page
+    assert roofline.estimates() in page
     assert re.search(r"no GPU timing", page)
+
+
+def test_estimates_are_slower_than_the_limits():
+    """Counts alone are a limit, not a time: ours is estimated at several times that of Gated DeltaNet."""
+    for D, devices in roofline.ESTIMATES.items():
+        for device, x in zip((roofline.A100, roofline.H100), devices, strict=True):
+            limit = roofline.dense(D, 16).nanoseconds(device.float32, device.bandwidth) * roofline.TOKENS / 1e6
+            assert limit < x.scalar < x.diagonal
+            assert 6 < x.scalar / x.gated_deltanet < 15
+            assert 28 < x.diagonal / x.gated_deltanet < 43
 
 
 def test_the_figure(tmp_path):

@@ -273,7 +273,7 @@ def test_threads_do_not_undo_each_other(high):
 @pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (2, 3, 4, 5)), ((3, 4), (2, 4, 5))])
 def test_product(shapes, high, monkeypatch):
     """Gradients, their gradients and torch.func, held against finite differences in float64."""
-    monkeypatch.setattr(products, "_guarded", lambda x: not getattr(products._here, "depth", 0))
+    monkeypatch.setattr(products, "_guarded", lambda x: not products._here.depth)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes)
     assert torch.equal(products.product(a, b), a @ b)
@@ -286,7 +286,7 @@ def test_product(shapes, high, monkeypatch):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in jvp
 @pytest.mark.parametrize("unitriangular", [False, True])
 def test_factors_and_triangular_systems(unitriangular, high, monkeypatch):
-    monkeypatch.setattr(products, "_guarded", lambda x: not getattr(products._here, "depth", 0))
+    monkeypatch.setattr(products, "_guarded", lambda x: not products._here.depth)
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(2, 4, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     lower = (a.tril() + 4 * torch.eye(4)).requires_grad_()

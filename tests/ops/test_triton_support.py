@@ -71,6 +71,11 @@ def failing(monkeypatch):
     return fail
 
 
+def count(said):
+    """Our warnings among those that were issued: Triton's interpreter has some of numpy's."""
+    return sum(warning.category is mbd.KernelWarning for warning in said)
+
+
 def problem_of(name, T=37):
     problem = random_problem(DESIGNS[name], B=1, T=T, H=1, D=4, M=4, dtype=torch.float32)
     quiet = {**problem.parameters, "write_noise": 1 + problem.parameters["write_noise"]}  # float32 is enough
@@ -95,11 +100,11 @@ def test_auto_filters_through_torch_with_the_same_results(name, kernel, failing)
     broken = failing(kernel)
     with pytest.warns(mbd.KernelWarning, match=rf"through torch .*Triton \d.* the {kernel} kernel: .*K >= 16") as said:
         found = everything(problem)
-    assert len(said) == 1
+    assert count(said) == 1
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", mbd.KernelWarning)
         everything(problem)
     assert broken.calls == 1, "what does not compile is not compiled again"
 
@@ -134,7 +139,7 @@ def test_the_decoding_step(failing):
         y, belief = problem.step(belief, 0)
     torch.testing.assert_close(y, expected[:, 0])
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", mbd.KernelWarning)
         y, belief = problem.step(belief, 1)
     torch.testing.assert_close(y, expected[:, 1])
     assert broken.calls == 1
@@ -146,7 +151,7 @@ def test_one_warning_for_each_cause(failing):
     failing("backward", RuntimeError("0 active drivers ([]). There should only be one."))
     with pytest.warns(mbd.KernelWarning) as said:
         everything(problem)
-    assert len(said) == 1
+    assert count(said) == 1
     failing("forward", RuntimeError("PassManager::run failed"))
     with pytest.warns(mbd.KernelWarning, match="PassManager"):
         everything(problem_of("dense-diagonal", T=5).map(lambda x: x.detach().double().requires_grad_()))
@@ -161,7 +166,6 @@ def test_the_warning_can_be_ignored_or_raised(failing):
             with pytest.raises(mbd.KernelWarning):
                 problem.filter()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
         warnings.simplefilter("ignore", mbd.KernelWarning)
         problem.filter()
 
@@ -209,7 +213,7 @@ class TestWhichTriton:
         monkeypatch.setattr(triton_support, "version", lambda: version)
         with pytest.warns(mbd.KernelWarning, match=rf"Triton {version[:5]}.* is too old .*triton>=3\.5") as said:
             assert [triton_support.usable() for _ in range(2)] == [False, False]
-        assert len(said) == 1
+        assert count(said) == 1
         message = rf'^backend: expected one that is installed, got "triton" with Triton {version[:5]}.*triton>=3\.5'
         with pytest.raises(ValueError, match=message):
             problem_of("dense-scalar", T=2).filter(backend="triton")
@@ -223,7 +227,7 @@ class TestWhichTriton:
         """Without Triton `backend="auto"` is quiet: nobody installed it in vain."""
         monkeypatch.setattr(triton_support, "version", lambda: None)
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", mbd.KernelWarning)
             assert not triton_support.usable()
 
     def test_it_cannot_be_imported(self, monkeypatch):

@@ -1,9 +1,11 @@
-r"""What a GPU could do at best: operations and bytes of each token, beside the device's two limits. Nothing is timed.
+r"""How long the dense filter would take on a GPU: estimates, and limits from counts. Nothing is timed.
 
-    python -m membydesign.cli.bench.roofline docs/figures/roofline.png     the table of docs/roofline.md, and its figure
+    python -m membydesign.cli.bench.roofline docs/figures/roofline.png    the tables of docs/roofline.md, and its figure
 
-Time is at least operations / rate and at least bytes / bandwidth; the larger is the roof. All counts are for one token
-of one head with M = D. What a kernel adds (whole tiles where a triangle is useful, waiting, launches) is not in it.
+`ESTIMATES` are times of the kernels as they were, from a model of the pipeline of a multiprocessor. The rest are
+limits: time is at least operations / rate and at least bytes / bandwidth, for one token of one head with M = D. A
+limit leaves out what decides today: the chain of dependent steps inside a chunk, and the torch operations around the
+kernels.
 """
 
 from __future__ import annotations
@@ -94,6 +96,45 @@ def gated_deltanet(D: int, C: int = 64, *, element: int = 2, backward: bool = Fa
     return Cost(3 * cost.operations, 3 * cost.bytes) if backward else cost
 
 
+class Estimate(NamedTuple):
+    """Milliseconds of a forward pass on a device, from the pipeline model.
+
+    Attributes:
+        scalar: our kernels and the torch operations around them, one decay for all rows.
+        diagonal: the same with a decay of each row.
+        gated_deltanet: flash-linear-attention's kernels.
+    """
+
+    scalar: float
+    diagonal: float
+    gated_deltanet: float
+
+
+ESTIMATES = {
+    64: (Estimate(6.0, 22, 0.6), Estimate(2.5, 12, 0.37)),
+    128: (Estimate(16, 48, 1.15), Estimate(6.2, 25, 0.67)),
+    256: (Estimate(46, 110, 3.2), Estimate(17, 55, 1.9)),
+}
+"""For each D on an A100 and an H100, B = 8, H = 16, T = 2,048, within 40 % or so. Commit 46a10ed, compiled by Triton
+3.9.0: the control codes of its machine code give cycles for each chunk. Calibrated on fla's recurrent kernel."""
+
+TOKENS = 8 * 16 * 2048
+"""Of all heads, in `ESTIMATES`."""
+
+
+def estimates() -> str:
+    """`ESTIMATES` as Markdown, with how many times Gated DeltaNet's time each is."""
+    lines = [
+        ["D", "", "scalar decay: ms", "diagonal decay: ms", "Gated DeltaNet: ms", "scalar, times", "diagonal, times"]
+    ]
+    lines.append(["---"] * 2 + ["---:"] * 5)
+    for D, devices in ESTIMATES.items():
+        for device, x in zip((A100, H100), devices, strict=True):
+            times = (f"{ours / x.gated_deltanet:.0f}" for ours in (x.scalar, x.diagonal))
+            lines.append([str(D), device.name, *(f"{ms:g}" for ms in x), *times])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def rows() -> list[list[str]]:
     """A line for each size, chunk and direction of the dense filter, and for Gated DeltaNet."""
     found = []
@@ -123,34 +164,39 @@ def table() -> str:
 
 
 def draw(path: str) -> None:
-    """The two roofs of each device, and where the kernels stand under them."""
+    """The two roofs of each device, the limits of the kernels on them, and how far below today's are estimated."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     intensities = [2 ** (i / 4) for i in range(8, 49)]
     colours = dict(zip(SIZES, ("tab:blue", "tab:orange", "tab:green"), strict=True))
-    for ax, device in zip(axes, (A100, H100), strict=True):
+    for i, (ax, device) in enumerate(zip(axes, (A100, H100), strict=True)):
         for name, style in (("float32", "-"), ("tf32x3", "--"), ("bfloat16", ":")):
             rate = getattr(device, name)
             roof = [min(rate, x * device.bandwidth) for x in intensities]
             ax.loglog(intensities, roof, style, color="0.35", label=f"roof in {name}")
         for D in SIZES:
-            for cost, rate, marker, what in (
-                (dense(D, 32), device.tf32x3, "o", "dense filter, C = 32"),
-                (dense(D, 32, backward=True), device.tf32x3, "^", "its backward"),
-                (gated_deltanet(D), device.bfloat16, "s", "Gated DeltaNet, C = 64"),
+            x = ESTIMATES[D][i]
+            for cost, rate, ms, marker, what in (
+                (dense(D, 16), device.float32, x.scalar, "o", "dense filter, C = 16"),
+                (gated_deltanet(D), device.bfloat16, x.gated_deltanet, "s", "Gated DeltaNet, C = 64"),
             ):
-                height = min(rate, cost.intensity * device.bandwidth)
-                ax.plot(cost.intensity, height, marker, color=colours[D], label=f"{what}, D = {D}")
-        ax.set_title(f"{device.name}, {device.bandwidth} TB/s: estimated, not measured")
+                limit = min(rate, cost.intensity * device.bandwidth)
+                reached = cost.operations * TOKENS / (ms * 1e9)
+                ax.plot([cost.intensity] * 2, [reached, limit], ":", color=colours[D], linewidth=1)
+                ax.plot(
+                    cost.intensity, limit, marker, color=colours[D], fillstyle="none", label=f"limit: {what}, D = {D}"
+                )
+                ax.plot(cost.intensity, reached, marker, color=colours[D], label=f"estimate: {what}, D = {D}")
+        ax.set_title(f"{device.name}: nothing measured")
         ax.set_xlabel("operations for each byte of global memory")
-    axes[0].set_ylabel("TFLOP/s, at most")
+    axes[0].set_ylabel("TFLOP/s, forward")
     axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":
-    print(table())
+    print(estimates(), table(), sep="\n\n")
     for where in sys.argv[1:]:
         draw(where)
