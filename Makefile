@@ -37,7 +37,7 @@ test: .venv/ready  ## run the tests, without the slow ones
 test-slow: .venv/evaluation  ## run the slow tests
 	$(BIN)/python -m pytest -q -n 2 -m slow
 
-kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine, with two versions of Triton (minutes)
+kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine, with three versions of Triton (minutes)
 	$(BIN)/python .ci/kernels.py
 
 lint: .venv/ready  ## ruff, pyright and the one-way order of imports

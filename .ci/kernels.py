@@ -1,11 +1,11 @@
 """Compile the GPU kernels for A100 and H100 with several versions of Triton, on any machine.
 
-    .venv/bin/python .ci/kernels.py                                what `make kernels` runs: two versions
+    .venv/bin/python .ci/kernels.py                                what `make kernels` runs: three versions
     .venv/bin/python .ci/kernels.py --table 3.5.1 3.6.0 3.7.1 3.9.0    the table of docs/gpu.md
 
 Without arguments: all kernels with the Triton in this environment, which is the one that the pinned torch brings with
-CUDA, and the largest variant of each with the newest. Other versions are installed beside this environment, Triton
-alone, in folders of their own. Exits with 1 if a check fails.
+CUDA, and the largest variant of each with the oldest and the newest. Other versions are installed beside this
+environment, Triton alone, in folders of their own. Exits with 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NEWEST = "3.9.0"
-"""The newest Triton that the kernels are compiled with."""
+OLDEST, NEWEST = "3.5.1", "3.9.0"
+"""The oldest and the newest Triton that the kernels are compiled with."""
 
 CHECK = (sys.executable, "-m", "membydesign.cli", "kernels", "check", "--no-run", "--targets", "sm_80,sm_90")
 LARGEST = ("--variants", "rotation")
@@ -29,11 +29,13 @@ LARGEST = ("--variants", "rotation")
 def main() -> int:
     """Check the versions that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("versions", nargs="*", help="versions of Triton; default: the installed one and the newest")
+    parser.add_argument(
+        "versions", nargs="*", help="versions of Triton; default: the installed one, the oldest and the newest"
+    )
     parser.add_argument("--table", action="store_true", help="print a Markdown table of the largest variants instead")
     options = parser.parse_args()
     installed = importlib.metadata.version("triton")
-    versions = options.versions or list(dict.fromkeys((installed, NEWEST)))
+    versions = options.versions or list(dict.fromkeys((installed, OLDEST, NEWEST)))
     if options.table:
         print(table({version: compiled(version) for version in versions}))
         return 0

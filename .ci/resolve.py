@@ -1,4 +1,4 @@
-"""Check that what `make` installs resolves from a plain package index for every supported Python and platform.
+"""Check that what `make test` installs resolves from a plain package index for every supported Python and platform.
 
 The resolver sees no wheel folder, extra index or configuration of this machine, and only wheels, so the check fails
 here if it would fail for somebody else. It reads metadata and installs nothing. `--write` renews the pinned versions.

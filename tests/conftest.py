@@ -1,4 +1,9 @@
 import os
+import signal
+
+# A run in the background begins with Ctrl-C ignored, and so would every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Kernels for GPUs run in Triton's interpreter; it must know before anything imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"

@@ -52,5 +52,6 @@ def did_you_mean(given: str, names: Iterable[str]) -> str:
         >>> did_you_mean("bse", ["base", "update"])
         " (did you mean 'base'?)"
     """
-    near = get_close_matches(given, list(names), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    lower = {name.lower(): name for name in names}  # people write KDA and RetNet
+    near = get_close_matches(given.lower(), list(lower), n=1)
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""

@@ -11,7 +11,8 @@ rounds nothing, which is its default, a product is a plain `a @ b` and nothing i
 Gradients are products too, and come later, on threads of autograd: `product`, `cholesky` and `solve_lower` have a
 backward that calls them again. A setting that is loosened between forward and backward is not noticed by products that
 were plain in forward. torch.compile traces the three as opaque operators, since a graph cannot change the setting; it
-compiles again when the setting changes.
+compiles again when the setting of CUDA changes; a change of the
+setting of CPUs alone needs `torch.compiler.reset()`.
 """
 
 from __future__ import annotations

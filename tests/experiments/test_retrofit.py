@@ -340,7 +340,7 @@ def test_what_cannot_be_had_is_named(tmp_path):
         evaluation=replace(SMOKE.evaluation, lengths=(128,)),
     )
     refused(
-        "short: length: expected at least 1,024 tokens for windows of 1,024, got 522",
+        r"short: length: expected at least 1,024 tokens for windows of 1,024, got \d+$",
         texts=replace(SMOKE.texts, perplexity={"short": ("short.txt",)}),
     )
     with pytest.raises(ValueError, match="vocabulary: expected a size for a teacher that is trained here, got none"):

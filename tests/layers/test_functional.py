@@ -103,3 +103,20 @@ def test_a_layer_compiles_whole(name):
     torch.testing.assert_close(compiled(x)[0], expected)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x[:, :1], belief.detach())[0], layer(x[:, :1], belief.detach())[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is:DeprecationWarning")  # torch's, in its compiler
+@pytest.mark.parametrize("name", ["bayesian_layer", "rwkv7"])
+def test_gradients_of_each_sample_compile(name):
+    """The operators that stand for native code in a graph have no rules for torch.func, so torch's form takes over."""
+    torch.manual_seed(0)
+    layer = make_layer(name, 16, 2, 8)
+    x = torch.randn(3, 4, 6, 16)
+
+    def loss(x):
+        return layer(x)[0].square().mean()
+
+    per_sample = vmap(grad(loss))
+    compiled = torch.compile(per_sample)
+    torch.testing.assert_close(compiled(x), per_sample(x), rtol=1e-4, atol=1e-5)

@@ -88,7 +88,7 @@ def test_padding_may_hold_anything():
     assert torch.isfinite(model(inputs_embeds=embedded, attention_mask=mask).logits).all()
 
 
-def test_a_device_is_waited_for_once():
+def test_a_device_is_waited_for_once(monkeypatch):
     """As on a GPU, where values are read together at the end: the same words, from one read."""
     from membydesign.models.finite import FiniteCheck
 
@@ -103,6 +103,18 @@ def test_a_device_is_waited_for_once():
     check.see(bad, "layer 1 (attention)", model.model.layers[1])
     with pytest.raises(NonFiniteError, match=r"^layer 0 \(attention\): "):
         check.read()
-    fine = Elsewhere()
-    fine.see(good, "the embeddings", model.model.embeddings)
+    fine, reads = Elsewhere(), []
+    for name in ("tolist", "item", "__bool__"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, read=read: (reads.append(x), read(x))[1])
+    for place in ("the embeddings", "layer 0 (attention)"):
+        fine.see(good, place, model.model.embeddings)
+    assert reads == []
     fine.read()
+    assert len(reads) == 1
+
+
+def test_nothing_to_check():
+    """An empty selection of logits is no reason to fail."""
+    model = fresh_model(HYBRID)
+    assert model(IDS, logits_to_keep=torch.empty(0, dtype=torch.long)).logits.shape[1] == 0

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from closeness import assert_close
-from membydesign.install import install_hint
+from membydesign.install import portable_install_hint
 from membydesign.layers import LAYERS
 from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM, MemoryModel
 from models.family import FAMILY, fresh_model, model_of, shaken, some_ids, tiny_config
@@ -88,7 +88,7 @@ def test_the_code_beside_a_model_is_this_package_whatever_a_file_says(tmp_path, 
     config.save_pretrained(tmp_path / "again")
     assert {path.name for path in (tmp_path / "again").iterdir()} == {"config.json", "memory_by_design.py"}
     monkeypatch.setitem(sys.modules, "membydesign.models", None)
-    with pytest.raises(ImportError, match=re.escape(install_hint("models"))):
+    with pytest.raises(ImportError, match=re.escape(portable_install_hint("models"))):
         exec((tmp_path / "memory_by_design.py").read_text(), {})
 
 

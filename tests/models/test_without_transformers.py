@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from membydesign.cli.say import need_models
+from membydesign.install import install_hint
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +20,8 @@ def _without_transformers(monkeypatch):
 
 
 def test_the_error_names_the_package_and_how_to_install_it():
-    wanted = re.escape("membydesign.models needs transformers: pip install 'memory-by-design[models]")
-    with pytest.raises(ImportError, match=f"^{wanted}"):
+    expected = re.escape(f"membydesign.models needs transformers: {install_hint('models')}")
+    with pytest.raises(ImportError, match=f"^{expected}$"):
         importlib.import_module("membydesign.models")
 
 

@@ -28,7 +28,7 @@ def run(**environment: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
         env={**os.environ, **environment},
     )
 
@@ -141,7 +141,7 @@ def test_several_processes_may_start_at_once(tmp_path):
         )
         for _ in range(3)
     ]
-    results = [process.communicate(timeout=120)[0] for process in processes]
+    results = [process.communicate(timeout=300)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert len(set(results)) == 1
 

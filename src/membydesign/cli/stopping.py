@@ -90,4 +90,6 @@ def _typed(program: str) -> str:
     if os.path.basename(called) != program:  # `python -m membydesign.cli`
         return program
     found = shutil.which(program)
+    if not os.path.exists(called):  # launchers on Windows leave out the .exe
+        return program
     return program if found is not None and os.path.samefile(found, called) else shlex.quote(called)

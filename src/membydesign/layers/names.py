@@ -14,6 +14,7 @@ from membydesign.design import (
     ObserveMemory,
     ScalarDecay,
 )
+from membydesign.errors import did_you_mean
 from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.gated_deltanet import GatedDeltaNet
@@ -85,7 +86,7 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
         make = _ARCHITECTURES[name]
         return make(hidden_size, num_heads, head_dim, **_known(name, make, options))
     if name not in ON_SCAFFOLD:
-        raise ValueError(f"layer: expected one of {', '.join(LAYERS)}, got {name!r}")
+        raise ValueError(f"layer: expected one of {', '.join(LAYERS)}, got {name!r}{did_you_mean(name, LAYERS)}")
     design, noises = ON_SCAFFOLD[name]
     options = _known(name, MemoryLayer, options, *_DESIGN_OPTIONS)
     design = _designed(design, **{option: options.pop(option, None) for option in _DESIGN_OPTIONS})
@@ -108,7 +109,9 @@ def _designed(design: DesignModel, transition: str | None, groups: int | None, p
     """The design with another transition, number of noise groups, or prior variance."""
     if transition is not None:
         if transition not in _TRANSITIONS:
-            raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}")
+            raise ValueError(
+                f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{did_you_mean(transition, _TRANSITIONS)}"
+            )
         design = design.replace(transition=_TRANSITIONS[transition])
     if groups is not None:
         if not isinstance(design.write, ObserveMemory):

@@ -124,6 +124,13 @@ class MemoryCache(Cache):
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[MemoryCacheLayer() for _ in range(num_layers)])
 
+    def detach(self) -> MemoryCache:
+        """The same cache, cut off from the autograd graph: for training on one segment of a text after another."""
+        for layer in self.layers:
+            if layer.belief is not None:
+                layer.remember(layer.belief.detach())
+        return self
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write everything to a safetensors file."""
         tensors: dict[str, Tensor] = {}

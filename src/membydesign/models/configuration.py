@@ -242,7 +242,8 @@ def _arguments() -> tuple[str, ...]:
 
 @cache
 def _names() -> frozenset[str]:
-    everywhere = {*dir(PreTrainedConfig), *vars(PreTrainedConfig()), *vars(GenerationConfig())}
+    declared = (name for name in dir(PreTrainedConfig) if not callable(getattr(PreTrainedConfig, name)))
+    everywhere = {*declared, *vars(PreTrainedConfig()), *vars(GenerationConfig())}
     return frozenset({*everywhere, *_UNDECLARED, *(field.name for field in fields(MemoryConfig))})
 
 

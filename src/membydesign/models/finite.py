@@ -13,6 +13,7 @@ import torch
 
 from membydesign.errors import FilterError, NonFiniteError
 from membydesign.layers.finite import weight_error
+from membydesign.ops import transforms
 from membydesign.ops.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class FiniteCheck:
             module: whose weights made it; None if the caller passed x, under the name `place`.
             prefix: of the names of its weights.
         """
-        if _values_are_hidden(x):
+        if not x.numel() or _values_are_hidden(x):
             return
         smallest, largest = torch.aminmax(x.detach())
         if x.device.type not in self.at_once:
@@ -103,6 +104,6 @@ def _values_are_hidden(x: Tensor) -> bool:
     """Whether x has no values to read: while torch traces or captures, or on the meta device."""
     if torch.compiler.is_compiling() or x.is_meta:
         return True
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
+    if transforms.followed():
         return True
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

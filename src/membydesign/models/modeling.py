@@ -241,7 +241,9 @@ class MemoryModel(MemoryPreTrainedModel):
                     raise ValueError(f"past_key_values: expected a cache of this model; layer {i}: {error}") from error
                 check.read()  # the reason may be an earlier block
                 explained = named(error, place, block)
-                raise explained from None if explained is error else error
+                if explained is error:
+                    raise
+                raise explained from error
             check.see(x, place, block)
             if cache is not None:
                 cache.layers[i].remember(belief)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from membydesign import __version__
 from membydesign.files import write_text
 from membydesign.install import portable_install_hint
 
@@ -21,12 +22,18 @@ AUTO_MAP = {auto: f"{MODULE}.{name}" for auto, name in CLASSES.items()}
 """The `auto_map` of every config.json."""
 
 # In a `try`, because Transformers would otherwise tell users to install a package with the name of the import.
-_CODE = f'''"""The code of this model is in a package: {portable_install_hint("models")}."""
+_CODE = f'''"""The code of this model is in the package Memory by Design (arXiv 2605.31163).
+
+{portable_install_hint("models")}
+"""
 
 try:
     from membydesign.models import {", ".join(sorted(CLASSES.values()))}
 except ImportError as error:
-    raise ImportError("this model needs a package: {portable_install_hint("models")}") from error
+    if error.name is not None and not error.name.startswith("membydesign"):
+        raise
+    package = "this model needs Memory by Design (arXiv 2605.31163), version {__version__} or newer"
+    raise ImportError(package + ": {portable_install_hint("models")}") from error
 
 __all__ = {sorted(CLASSES.values())!r}
 '''

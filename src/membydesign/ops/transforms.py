@@ -23,15 +23,26 @@ def active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+active._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess] # asked by torch.compile, not traced
+
+
+def transformed() -> bool:
+    """Whether torch.func transforms what happens to tensors, or forward-mode derivatives follow it."""
+    return forward_ad._current_level >= 0 or active()
+
+
 def followed() -> bool:
     """Whether torch follows what happens to tensors, which native code hides: transforms, tangents, modes."""
-    return forward_ad._current_level >= 0 or active() or torch._C._len_torch_dispatch_stack() > 0
+    return transformed() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def beyond_native() -> bool:
-    """Whether tangents, or gradients of gradients, are asked for: native code has neither."""
+    """Whether tangents, or gradients of gradients, are asked for: native code has neither.
+
+    Under torch.compile any transform is beyond it: the operators that stand for it in a graph have no rules for them.
+    """
     if torch.compiler.is_compiling():
-        return False
+        return active()
     if forward_ad._current_level >= 0:
         return True
     if not active():

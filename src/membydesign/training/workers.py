@@ -66,7 +66,7 @@ class _Worker:
             code = self.process.exitcode
             error = WorkerDied(
                 f"{self.task}: expected its process to finish, and it ended with exit code {code}"
-                + (" (killed, perhaps because memory ran out)" if code == -signal.SIGKILL else "")
+                + (" (killed, perhaps because memory ran out)" if code == -9 else "")
                 + "; rerun the same command to resume"
             )
             return _Failed(error, "")
@@ -88,7 +88,8 @@ def in_parallel(tasks: Mapping[str, Task], workers: int, watch: Callable[[str, P
         WorkerDied: if a process ends in the middle of a task.
     """
     waiting = deque(tasks.items())
-    resource_tracker.ensure_running()  # here, since its start would end the blocking of signals
+    if MASKS:
+        resource_tracker.ensure_running()  # here, since its start would end the blocking of signals
     pool: list[_Worker] = []
     failure: _Failed | None = None
     try:

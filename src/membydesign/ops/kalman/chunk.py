@@ -210,7 +210,7 @@ def _followed_gradients(inputs: Sequence[Tensor | None], grads: Sequence[Tensor]
 def run_pass(M: Tensor, P: Tensor, x: Chunks) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`pass_all` with a backward that keeps little."""
     # torch.compile's own planner decides what to keep; transforms and tangents have no use for a written backward.
-    if torch.compiler.is_compiling() or transforms.followed():
+    if torch.compiler.is_compiling() or transforms.transformed():
         return pass_all(M, P, x)
     return _Pass.apply(M, P, *x)
 

@@ -24,6 +24,7 @@ OLDEST = (3, 5)
 """The oldest Triton that compiles the kernels. CUDA builds of PyTorch bring 3.5.1 (2.9) to 3.7.1 (2.13)."""
 
 REQUIREMENT = f"triton>={OLDEST[0]}.{OLDEST[1]}"
+UPGRADE = "CUDA builds of PyTorch 2.9 and newer bring one that is new enough"
 
 _failed: set[Hashable] = set()
 """Kernels that did not compile or launch: compiling them again would take seconds and fail again."""
@@ -34,7 +35,7 @@ _warned: set[str] = set()
 @functools.cache
 def version() -> str | None:
     """The version of the installed Triton, without importing it; None if there is none."""
-    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm"):  # as PyPI and torch's own indices have it
+    for name in ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows"):
         try:
             return importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -44,7 +45,11 @@ def version() -> str | None:
 
 def installed() -> bool:
     """Whether Triton is installed in a version that compiles the kernels."""
-    present = version()
+    return _new_enough(version())
+
+
+@functools.cache
+def _new_enough(present: str | None) -> bool:
     return present is not None and tuple(map(int, present.split(".")[:2])) >= OLDEST
 
 
@@ -52,8 +57,10 @@ def refuse() -> None:
     """Raise if `backend="triton"` cannot be had here: Triton is missing, too old, or cannot be imported."""
     if not installed():
         present = version()
-        got = "" if present is None else f" with Triton {present}"
-        raise ValueError(f'backend: expected one that is installed, got "triton"{got}: pip install "{REQUIREMENT}"')
+        expected = 'backend: expected one that is installed, got "triton"'
+        if present is None:
+            raise ValueError(f'{expected}: pip install "{REQUIREMENT}"')
+        raise ValueError(f"{expected} with Triton {present}, and the kernels need {REQUIREMENT}: {UPGRADE}")
     error = _import_error()
     if error is not None:
         raise KernelError(_sentence("cannot be imported", error)) from error
@@ -65,7 +72,7 @@ def usable() -> bool:
     if present is None:
         return False
     if not installed():
-        _warn(f"Triton {present} is too old for the GPU kernels (pip install {REQUIREMENT!r})")
+        _warn(f"Triton {present} is too old for the GPU kernels, which need {REQUIREMENT}: {UPGRADE}")
         return False
     error = _import_error()
     if error is not None:
@@ -89,9 +96,9 @@ def run(title: str, key: Hashable, launch: Callable[[], None], *, fallback: bool
         return False
     try:
         launch()
-    except torch.OutOfMemoryError:  # not the kernel's fault, and torch needs no less
-        raise
     except Exception as error:  # Triton, LLVM, ptxas, a C compiler and the driver each have errors of their own
+        if _passes(error):
+            raise
         message = _sentence(f"cannot run the {title} kernel", error)
         if not fallback:
             raise KernelError(message) from error
@@ -100,6 +107,13 @@ def run(title: str, key: Hashable, launch: Callable[[], None], *, fallback: bool
     else:
         return True
     return False
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the kernel is not to blame and may run next time: memory is full, or a CUDA graph is being captured."""
+    if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
