@@ -109,9 +109,8 @@ def _designed(design: DesignModel, transition: str | None, groups: int | None, p
     """The design with another transition, number of noise groups, or prior variance."""
     if transition is not None:
         if transition not in _TRANSITIONS:
-            raise ValueError(
-                f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{did_you_mean(transition, _TRANSITIONS)}"
-            )
+            near = did_you_mean(transition, _TRANSITIONS)
+            raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{near}")
         design = design.replace(transition=_TRANSITIONS[transition])
     if groups is not None:
         if not isinstance(design.write, ObserveMemory):
