@@ -198,7 +198,8 @@ def test_states_and_decoding(case, dtype):
             reference = theirs(x[:, start:end], cache_params=cache)
         y, belief = ours(x[:, start:end], belief)
         assert_close(y, reference, TOLERANCES[dtype], f"output from {start}")
-        state, inputs = cache.get_recurrent_state(0), cache.get_conv_state(0)
+        kept: Any = cache.layers[0]
+        state, inputs = kept.recurrent_states[0], kept.conv_states[0]
         assert state is not None
         assert inputs is not None
         assert_close(belief.memory.mean, case.state(state), TOLERANCES[dtype], f"memory at {end}")

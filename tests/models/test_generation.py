@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline, set_seed
 
@@ -72,6 +74,10 @@ def test_a_conversation_goes_on_from_the_cache_of_its_generation():
     kept = copy.deepcopy(first.past_key_values)
     wanted = generate("bayesian_layer", prompt)
     assert generate("bayesian_layer", prompt, past_key_values=first.past_key_values).equal(wanted)
+    if Version(transformers.__version__) < Version("5.22"):
+        with pytest.raises(ValueError, match=r"^prefill_chunk_size: expected None with a cache that holds tokens"):
+            generate("bayesian_layer", prompt, past_key_values=kept, prefill_chunk_size=2)
+        return
     assert generate("bayesian_layer", prompt, past_key_values=kept, prefill_chunk_size=2).equal(wanted)
 
 

@@ -6,6 +6,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 _STEPS = "uncertainty_steps"
 _NO_WAY_BACK = "and a belief cannot forget its last tokens"
+_CHUNKS_FROM_A_CACHE = Version("5.22")
+"""The Transformers whose chunked prefill starts after the tokens that a cache holds; before, it read them twice."""
+
 _DRAFTS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 _CONTINUOUS = (
     "generate_batch: continuous batching keeps pages of keys and values, and a memory keeps beliefs. Pad the prompts "
@@ -80,6 +85,20 @@ class MemoryGenerationMixin(GenerationMixin):
             raise ValueError(f"{name}: expected None, {why}, got {value}")
         super()._validate_generation_mode(  # pyright: ignore[reportAttributeAccessIssue]
             generation_mode, generation_config, generation_mode_kwargs
+        )
+
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        cache, size = model_kwargs.get("past_key_values"), generation_config.prefill_chunk_size
+        again = size is not None and cache is not None and cache.get_seq_length() > 0
+        if again and Version(transformers.__version__) < _CHUNKS_FROM_A_CACHE:
+            raise ValueError(
+                "prefill_chunk_size: expected None with a cache that holds tokens, since Transformers "
+                f"{transformers.__version__} would read them again ({_CHUNKS_FROM_A_CACHE} does not), got {size}"
+            )
+        return super()._prefill(  # pyright: ignore[reportAttributeAccessIssue]
+            input_ids, generation_config, model_kwargs, *args, **kwargs
         )
 
     def _prepare_cache_for_generation(
