@@ -1,4 +1,4 @@
-r"""The state of a memory: a Gaussian belief, and what can be read from it.
+r"""The state of a Gaussian memory, and what can be read from it.
 
 $S \sim \mathcal N(M, I_M \otimes P)$: value columns are independent given their group's covariance over key directions.
 """
@@ -6,19 +6,18 @@ $S \sim \mathcal N(M, I_M \otimes P)$: value columns are independent given their
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from membydesign.design import Dense, Diagonal
 from membydesign.products import product
+from membydesign.state import Sizes, destination, map_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
-
-    from membydesign.design import DesignModel
+    from typing_extensions import Self
 
 
 class Belief(NamedTuple):
@@ -28,12 +27,12 @@ class Belief(NamedTuple):
 
     Attributes:
         mean: M, [B,H,D,M]; [N,H,D,M] after N packed sequences.
-        covariance: P, [B,H,G,D,D] for a `Dense` design; its diagonal, [B,H,G,D], for a `Diagonal` one; None for a
-            design that keeps no covariance.
+        covariance: P, [B,H,G,D,D]; None for a design that keeps no covariance. Other structures have a class of their
+            own: `DiagonalBelief` keeps the diagonal, [B,H,G,D].
     """
 
     mean: Tensor
-    covariance: Tensor | None = None
+    covariance: Any = None
 
     def read(self, q: Tensor) -> Tensor:
         r"""The mean read-out $M^\top q$.
@@ -61,8 +60,6 @@ class Belief(NamedTuple):
         if self.covariance is None:
             raise ValueError("belief: expected one with a covariance to read a variance from, got covariance=None")
         self._check("q", q, self.mean.shape[:3])
-        if self.covariance.ndim == self.mean.ndim:
-            return product(self.covariance, (q * q)[..., None])[..., 0]
         q = q[:, :, None, None]  # [B,H,1,1,D]
         return (product(q, self.covariance) * q).sum((-2, -1)).clamp_min(0)
 
@@ -89,27 +86,27 @@ class Belief(NamedTuple):
             raise ValueError(f"{name}: expected shape {list(shape)} to go with the belief, got {list(x.shape)}")
 
     def dense_covariance(self) -> Tensor:
-        """P as matrices [B,H,G,D,D], also where only the diagonal is kept."""
+        """P as matrices [B,H,G,D,D], whatever structure is kept."""
         if self.covariance is None:
             raise ValueError("belief: expected one with a covariance, got covariance=None")
-        return torch.diag_embed(self.covariance) if self.covariance.ndim == self.mean.ndim else self.covariance
+        return self.covariance
 
-    def detach(self) -> Belief:
+    def detach(self) -> Self:
         """The same belief, cut off from the autograd graph."""
         return self.map(lambda x: x.detach())
 
-    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Belief:
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same belief on another device, or in another type: float32 or float64, and never below."""
         place, dtype = destination(device, dtype)
         return self.map(lambda x: x.to(place, dtype))
 
-    def map(self, f: Callable[[Tensor], Tensor]) -> Belief:
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
         """The belief with f applied to mean and covariance, for example `belief.map(lambda x: x[:1])`."""
-        return Belief._make(None if x is None else f(x) for x in self)
+        return map_state(f, self)
 
     @staticmethod
     def prior(
-        design: DesignModel,
+        design: Any,
         batch: int,
         heads: int,
         D: int,
@@ -117,11 +114,11 @@ class Belief(NamedTuple):
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-    ) -> Belief:
-        r"""The belief before anything is written: $M_0 = 0$, $P_0 = p_0 I$.
+    ) -> Any:
+        r"""The belief before anything is written, for a Gaussian design $M_0 = 0$, $P_0 = p_0 I$.
 
         Args:
-            design: whose `covariance.prior` is $p_0$.
+            design: whose `prior` it is.
             batch: B.
             heads: H.
             D: key size.
@@ -131,44 +128,30 @@ class Belief(NamedTuple):
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype: expected float32 or float64 for a belief, got {dtype}")
-        mean_shape, covariance_shape = Belief.shapes(design, batch, heads, D, M)
-        mean = torch.zeros(mean_shape, dtype=dtype, device=device)
-        match design.covariance:
-            case Dense(prior=prior):
-                identity = torch.eye(D, dtype=dtype, device=device)
-                return Belief(mean, (prior * identity).expand(covariance_shape).clone())
-            case Diagonal(prior=prior):
-                return Belief(mean, torch.full(covariance_shape, prior, dtype=dtype, device=device))
-            case _:
-                return Belief(mean)
-
-    @staticmethod
-    def shapes(design: DesignModel, batch: int, heads: int, D: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of mean and covariance; the latter is empty for a design that keeps none."""
-        groups = (batch, heads, design.write.groups, D)
-        match design.covariance:
-            case Dense():
-                return (batch, heads, D, M), (*groups, D)
-            case Diagonal():
-                return (batch, heads, D, M), groups
-            case _:
-                return (batch, heads, D, M), ()
+        return design.prior(Sizes(batch, heads, D, M), dtype=dtype, device=device)
 
 
-torch.serialization.add_safe_globals([Belief])  # torch.load reads saved beliefs without unpickling code
+class DiagonalBelief(Belief):
+    """A belief that keeps the diagonal of its covariance.
+
+    Attributes:
+        mean: M, [B,H,D,M].
+        covariance: the diagonal of P, [B,H,G,D].
+    """
+
+    __slots__ = ()
+
+    def variance(self, q: Tensor) -> Tensor:
+        r"""The variance $\sum_i q_i^2 p_i$ of each coordinate of the read-out at q, [B,H,D]: [B,H,G]."""
+        self._check("q", q, self.mean.shape[:3])
+        return product(self.covariance, (q * q)[..., None])[..., 0]
+
+    def dense_covariance(self) -> Tensor:
+        """P as matrices [B,H,G,D,D]."""
+        return torch.diag_embed(self.covariance)
 
 
-def destination(
-    device: torch.device | str | torch.dtype | None, dtype: torch.dtype | None
-) -> tuple[torch.device | None, torch.dtype | None]:
-    """Where `to` brings a belief; refuses types in which a covariance would not stay positive definite for long."""
-    if isinstance(device, torch.dtype) and dtype is None:  # belief.to(torch.float64), as tensors have it
-        device, dtype = None, device
-    if device is not None and not isinstance(device, (str, torch.device)):
-        raise ValueError(f'device: expected a device such as "cuda", got {device!r}')
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected float32 or float64 for a belief, got {dtype!r}")
-    return None if device is None else torch.device(device), dtype
+torch.serialization.add_safe_globals([Belief, DiagonalBelief])  # torch.load reads saved beliefs without unpickling code
 
 
 def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:

@@ -1,44 +1,65 @@
-"""What a memory assumes: a `DesignModel` is a transition, a write and a covariance; the catalogue has Table 1."""
+"""What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
 from membydesign.design.catalogue import Catalogue, catalogue
-from membydesign.design.covariance import Covariance, Dense, Diagonal, MeanOnly, PerColumnReset, Reset
-from membydesign.design.describe import Description, state_formula
-from membydesign.design.equations import Equation, StateSize, StepParameter
+from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.describe import Description
+from membydesign.design.diagonal import Diagonal
 from membydesign.design.model import DesignModel
+from membydesign.design.protocol import Design, Flaw, Reading, Step, Written
+from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.schema import Equation, StateSize, StepParameter
+from membydesign.design.sources import Gate, Learned, Spectrum
 from membydesign.design.transition import (
     DampedRotation,
+    DecayAndRemoval,
     DiagonalDecay,
     Identity,
+    Removal,
     RowDrift,
+    RowNoise,
     ScalarDecay,
     Transition,
     real_rows,
 )
-from membydesign.design.write import LatentInput, ObserveMemory, Write
+from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
     "Catalogue",
     "Covariance",
     "DampedRotation",
+    "DecayAndRemoval",
     "Dense",
     "Description",
+    "Design",
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
     "Equation",
+    "Flaw",
+    "Gains",
+    "Gate",
     "Identity",
     "LatentInput",
+    "Learned",
     "MeanOnly",
+    "Observation",
     "ObserveMemory",
     "PerColumnReset",
+    "Reading",
+    "Removal",
     "Reset",
     "RowDrift",
+    "RowNoise",
     "ScalarDecay",
+    "SequenceDrift",
+    "Spectrum",
     "StateSize",
+    "Step",
     "StepParameter",
     "Transition",
     "Write",
+    "WriteEvent",
+    "Written",
     "catalogue",
     "real_rows",
-    "state_formula",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from membydesign.design.covariance import Dense, Diagonal, MeanOnly, PerColumnReset, Reset
+from membydesign.design.covariance import Dense
+from membydesign.design.diagonal import Diagonal
 from membydesign.design.model import DesignModel
+from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
 from membydesign.design.write import LatentInput, ObserveMemory
 

@@ -1,7 +1,7 @@
 r"""What the belief remembers of its own uncertainty, from one write to the next.
 
 The mean update reads the predicted covariance $\bar P_t$ through the warped key $u_t = \bar P_t k_t$. Keeping
-$\bar P_t$ whole makes the filter exact; the other classes say what is thrown away instead.
+$\bar P_t$ whole makes the filter exact (`Dense`); `diagonal.py` and `reset.py` have classes that throw something away.
 """
 
 from __future__ import annotations
@@ -9,35 +9,224 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from membydesign.design.equations import Equation
+import torch
+from torch import Tensor
 
-_PREDICTED = Equation(
+from membydesign.belief import Belief
+from membydesign.design.protocol import Flaw, Step
+from membydesign.design.schema import Equation, StepParameter
+from membydesign.errors import NotPositiveDefiniteError
+from membydesign.products import product
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from membydesign.design.sources import Source
+    from membydesign.design.transition import RowDrift, RowNoise
+    from membydesign.design.write import Write, WriteEvent
+    from membydesign.state import Sizes
+
+PREDICTED = Equation(
     "P̄_t = A_t P_{t-1} A_tᵀ + ℓ_t² N",
     r"\bar{\mathbf{P}}_t = \mathbf{A}_t \mathbf{P}_{t-1} \mathbf{A}_t^\top + \ell_t^2 \mathbf{N}",
 )
 
 
+class Gains(NamedTuple):
+    r"""Where and how strongly every token of a sequence writes: all that the mean needs to know of the covariance.
+
+    Attributes:
+        direction: d, [B,T,H,1,D] if all groups write in one direction, otherwise [B,T,H,G,D]; the gain is γ d.
+        strength: γ, [B,T,H,G].
+        precision: β, the innovation precision, [B,T,H,G].
+        kept: what is kept of the covariance after the last token.
+        variance: of the reads, [B,T,H,G]; None unless queries were given.
+    """
+
+    direction: Tensor
+    strength: Tensor
+    precision: Tensor
+    kept: Any
+    variance: Tensor | None = None
+
+
+class SequenceDrift(NamedTuple):
+    """How memory drifts over a sequence, and the noise of its writes: what `Covariance.gains` starts from.
+
+    Attributes:
+        rows: the drift of rows.
+        noise: process noise of rows; None for a design without process noise.
+        write_noise: r², [B,T,H,G].
+        parameters: all step parameters by name, [B,T,H,...].
+        steps: predicts the covariance of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+    """
+
+    rows: RowDrift
+    noise: RowNoise | None
+    write_noise: Tensor
+    parameters: Mapping[str, Tensor]
+    steps: Callable[[int], Callable[[Tensor], Tensor]]
+
+
 class Covariance(ABC):
-    """What is kept of the covariance between two tokens."""
+    r"""What is kept of the covariance between two tokens.
+
+    `kept` is a tensor [B,H,...], None, or a named tuple of them; `predicted` is whatever `predict` returns.
+
+    Attributes:
+        exactness: how the resulting filter relates to the exact one.
+        belief: the class of the state (mean, kept).
+        step_parameters: parameters of its own, such as the variance that a reset returns to.
+        parameter_sources: where a layer takes step parameters from, also those of the other parts if they go together.
+        predicts: whether it propagates $A_t P A_t^\top + Q_t$, so that process noise enters.
+        has_gain: whether `times` is defined, which a write that observes memory needs.
+        has_variance: whether `variance` is defined.
+    """
 
     exactness: ClassVar[str]
-    """How the resulting filter relates to the exact one."""
+    belief: ClassVar[type[Belief]] = Belief
+    step_parameters: ClassVar[tuple[StepParameter, ...]] = ()
+    parameter_sources: ClassVar[Mapping[str, Source]] = {}
+    predicts: ClassVar[bool] = True
+    has_gain: ClassVar[bool] = True
+    has_variance: ClassVar[bool] = True
+
+    @abstractmethod
+    def initial(self, sizes: Sizes, groups: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Any:
+        """What is kept before anything is written."""
+
+    @abstractmethod
+    def predict(self, kept: Any, drifted: Callable[[Tensor], Tensor], step: Step) -> Any:
+        r"""The predicted covariance $\bar P_t$, in any form.
+
+        Args:
+            kept: what was kept after the last token.
+            drifted: maps matrices P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+            step: the parameters of the token.
+        """
+
+    @abstractmethod
+    def times(self, predicted: Any, k: Tensor) -> Tensor:
+        """The warped key P̄ k of k, [B,H,D]: [B,H,G,D], or [B,H,1,D] if it is the same for all groups."""
+
+    def along(self, predicted: Any, k: Tensor, warped_key: Tensor) -> Tensor:
+        """The variance kᵀ P̄ k along a key, [B,H,G]; `warped_key` is what `times` returned."""
+        del predicted
+        return (k[:, :, None] * warped_key).sum(-1)
+
+    @abstractmethod
+    def condition(self, predicted: Any, event: WriteEvent, k: Tensor) -> Any:
+        """What is kept after a write at key k, [B,H,D]."""
+
+    @abstractmethod
+    def variance(self, kept: Any, q: Tensor, noise: Tensor | None, step: Step) -> Tensor:
+        """The variance qᵀ P q of a read at q, [B,H,D], after the token's write: [B,H,G].
+
+        Args:
+            kept: what is kept after the write.
+            q: the query.
+            noise: r² of the write, [B,H,G]; None if it is not known from parameters alone.
+            step: the parameters of the token.
+        """
+
+    @abstractmethod
+    def elements(self, D: int, groups: int) -> int:
+        """Numbers kept per head, for keys of size D and `groups` noise groups."""
 
     @property
     @abstractmethod
     def equations(self) -> tuple[Equation, ...]:
         """How the predicted covariance is formed, and what is kept of the posterior one."""
 
-    @abstractmethod
-    def elements(self, D: int, groups: int) -> int:
-        """Numbers kept per head, for keys of size D and `groups` noise groups."""
+    def gains(self, kept: Any, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> Gains | None:
+        """The gains of a whole sequence, which give a design the chunked mean pass; None (the default) if unavailable.
+
+        A covariance never sees values, so its pass over the tokens can come first. `gains = Covariance.gains_by_token`
+        runs that pass token by token with the methods above.
+
+        Args:
+            kept: what is kept before the first token.
+            k: keys, [B,T,H,D].
+            drift: how memory drifts, and the noise of writes.
+            q: queries, [B,T,H,D], whose variances to return too; or None.
+        """
+        del kept, k, drift, q
+        return None
+
+    def gains_by_token(self, kept: Any, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> Gains:
+        """The gains of a sequence from `predict`, `times` and `condition`, token by token; arguments as for `gains`."""
+        from membydesign.design.write import WriteEvent
+
+        every: list[tuple[Tensor, ...]] = []
+        for t in range(k.shape[1]):
+            step = Step({name: x[:, t] for name, x in drift.parameters.items()}, k[:, t])
+            noise = drift.write_noise[:, t]
+            predicted = self.predict(kept, drift.steps(t), step)
+            warped_key = self.times(predicted, step.k)
+            precision = 1 / (noise + self.along(predicted, step.k, warped_key))
+            nothing = noise.new_zeros(())
+            event = WriteEvent(warped_key.expand(*precision.shape, -1), precision, nothing, nothing, noise=noise)
+            kept = self.condition(predicted, event, step.k)
+            variance = () if q is None else (self.variance(kept, q[:, t], noise, step),)
+            every.append((event.warped_key, precision, *variance))
+        direction, precision, *variance = (torch.stack(parts, 1) for parts in zip(*every, strict=True))
+        return Gains(direction, precision, precision, kept, *variance)
+
+    def gain_groups(self, groups: int, M: int) -> int:
+        """How many gains a write has, for `groups` noise groups and values of size M."""
+        del M
+        return groups
+
+    def refuse_write(self, write: Write) -> str | None:
+        """Why a design with this covariance and that write has no meaning; None if it has."""
+        del write
+        return None
+
+    def refuse_key_size(self, D: int) -> str | None:
+        """What D must be, if this structure cannot cover D rows ("D divisible by 4, since …"); None if it can."""
+        del D
+        return None
+
+    def flaws(self, kept: Any, *, thorough: bool) -> list[Flaw]:
+        """What may be wrong with what is kept, for errors on beliefs that a user passes in."""
+        del kept, thorough
+        return []
+
+    def with_prior(self, prior: float) -> Covariance | None:
+        """The same structure with another prior variance; None if it has none."""
+        del prior
+        return None
+
+    def formula(self, groups: int) -> str:
+        """`elements` in the letters of the legend, such as "D²"; "" for nothing."""
+        del groups
+        return ""
+
+    def cost(self, D: int, groups: int, drift: int) -> tuple[str, int]:
+        """The order of work per token besides D·M, and its multiplications; `drift` of them for each entry of A x."""
+        del groups, drift
+        return "", 2 * D
 
 
-def _check_prior(name: str, prior: float) -> None:
+def check_prior(name: str, prior: float) -> None:
+    """Refuse a prior that is not a variance."""
     if isinstance(prior, bool) or not isinstance(prior, (int, float)) or not math.isfinite(prior) or prior < 0:
         raise ValueError(f"{name}(prior): expected a finite variance of at least 0, got {prior!r}")
+
+
+def times_groups(groups: int, formula: str) -> str:
+    """A formula for one group, for all of them."""
+    return formula if groups == 1 else f"{groups}·{formula}"
+
+
+def updated(predicted: Tensor, event: WriteEvent, k: Tensor) -> Tensor:
+    r"""$P = \bar P - \beta u u^\top$ with matrices [B,H,G,D,D], or $\bar P + \rho k k^\top$ after an additive write."""
+    if event.left is not None:
+        return predicted + event.left[..., None, None] * (k[..., None, :, None] * k[..., None, None, :])
+    u = event.warped_key
+    return predicted - event.precision[..., None, None] * (u[..., :, None] * u[..., None, :])
 
 
 @final
@@ -61,155 +250,86 @@ class Dense(Covariance):
     exactness = "exact filter"
 
     def __post_init__(self) -> None:
-        _check_prior("Dense", self.prior)
+        check_prior("Dense", self.prior)
 
     @property
     def equations(self) -> tuple[Equation, ...]:
         """P̄ = A P Aᵀ + ℓ²N, P = P̄ − βuuᵀ."""
         return (
-            _PREDICTED,
+            PREDICTED,
             Equation(
                 "P_t = P̄_t − β_t u_t u_tᵀ",
                 r"\mathbf{P}_t = \bar{\mathbf{P}}_t - \beta_t \mathbf{u}_t \mathbf{u}_t^\top",
             ),
         )
 
+    def initial(self, sizes: Sizes, groups: int, *, dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+        """p₀ I for every group."""
+        identity = torch.eye(sizes.D, dtype=dtype, device=device)
+        return (self.prior * identity).expand(sizes.batch, sizes.heads, groups, sizes.D, sizes.D).clone()
+
+    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+        """A P Aᵀ + Q."""
+        del step
+        return drifted(kept)
+
+    def times(self, predicted: Tensor, k: Tensor) -> Tensor:
+        """P̄ k."""
+        return product(predicted, k[:, :, None, :, None])[..., 0]
+
+    def condition(self, predicted: Tensor, event: WriteEvent, k: Tensor) -> Tensor:
+        """P̄ − βuuᵀ."""
+        return updated(predicted, event, k)
+
+    def variance(self, kept: Tensor, q: Tensor, noise: Tensor | None, step: Step) -> Tensor:
+        """qᵀ P q, or zero where rounding makes it negative."""
+        del noise, step
+        q = q[:, :, None, None]
+        return (product(q, kept) * q).sum((-2, -1)).clamp_min(0)
+
+    def flaws(self, kept: Tensor, *, thorough: bool) -> list[Flaw]:
+        """Asymmetric or indefinite matrices, beyond what rounding explains."""
+        if not thorough:
+            return []
+        D, eps = kept.shape[-1], torch.finfo(kept.dtype).eps
+        scale = kept.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(kept.dtype).tiny)[..., None, None]
+        rounding = 8 * max(D, 8) * eps
+        asymmetry = ((kept - kept.mT).abs() / scale).max()
+        raised = kept / scale + rounding * torch.eye(D, dtype=kept.dtype, device=kept.device)
+
+        def negative(index: list[int]) -> str:
+            *sample, b, h, g = index
+            mapped = f", sample {', '.join(map(str, sample))} of torch.vmap" if sample else ""
+            return f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0{mapped}"
+
+        return [
+            Flaw(
+                "covariance",
+                "symmetric matrices",
+                asymmetry > rounding,
+                lambda _: f"a relative asymmetry of {asymmetry.item():.3g}",
+            ),
+            Flaw(
+                "covariance",
+                "positive semi-definite matrices",
+                torch.linalg.cholesky_ex(raised).info != 0,
+                negative,
+                NotPositiveDefiniteError,
+            ),
+        ]
+
+    def with_prior(self, prior: float) -> Dense:
+        """Dense(prior)."""
+        return Dense(prior)
+
     def elements(self, D: int, groups: int) -> int:
         """G·D²."""
         return groups * D * D
 
+    def formula(self, groups: int) -> str:
+        """D² for each group."""
+        return times_groups(groups, "D²")
 
-@final
-@dataclass(frozen=True)
-class Diagonal(Covariance):
-    r"""Only the diagonal survives each update; correlations between key dimensions are discarded.
-
-    $$\bar P_t = A_t P_{t-1} A_t^\top + \ell_t^2 N, \qquad
-    P_t = \mathrm{diag}\bigl(\mathrm{diag}(\bar P_t - \beta_t u_t u_t^\top)\bigr), \qquad P_0 = p_0 I$$
-
-    Args:
-        prior: $p_0$, the variance of every direction before anything is written.
-
-    Step parameters: `process_noise` $\ell_t^2$ ≥ 0, [B,T,H].
-    State: G·D elements, [B,H,G,D].
-    """
-
-    prior: float = 1.0
-    exactness = "diagonal truncation"
-
-    def __post_init__(self) -> None:
-        _check_prior("Diagonal", self.prior)
-
-    @property
-    def equations(self) -> tuple[Equation, ...]:
-        """P̄ = A P Aᵀ + ℓ²N, P = diag(P̄ − βuuᵀ)."""
-        return (
-            _PREDICTED,
-            Equation(
-                "P_t = the diagonal of P̄_t − β_t u_t u_tᵀ",
-                r"\mathbf{P}_t = \mathrm{diag}(\mathrm{diag}("
-                r"\bar{\mathbf{P}}_t - \beta_t \mathbf{u}_t \mathbf{u}_t^\top))",
-            ),
-        )
-
-    def elements(self, D: int, groups: int) -> int:
-        """G·D."""
-        return groups * D
-
-
-@final
-@dataclass(frozen=True)
-class Reset(Covariance):
-    r"""The predicted covariance is replaced by $\lambda_t I$ at every step: the delta rule.
-
-    $$\bar P_t := \lambda_t I \;\Rightarrow\; u_t = \lambda_t k_t, \qquad
-    M_t = \bar M_t + \eta_t k_t (v_t - \bar M_t^\top k_t)^\top, \qquad
-    \eta_t = \frac{\lambda_t}{r_t^2 + \lambda_t \lVert k_t\rVert^2}$$
-
-    Nothing is remembered of earlier writes' certainty, so no covariance is kept. The variance of a read is what
-    the reset belief claims just after its write, $q_t^\top(\lambda_t I - \beta_t u_t u_t^\top)q_t$.
-
-    Step parameters: `prior_variance` $\lambda_t$ > 0, [B,T,H].
-    """
-
-    exactness = "covariance reset"
-
-    @property
-    def equations(self) -> tuple[Equation, ...]:
-        """P̄ := λI, so that M = M̄ + ηk(v − M̄ᵀk)ᵀ with η = λ/(r² + λ‖k‖²)."""
-        return (
-            Equation(
-                "P̄_t := λ_t I   in place of A_t P_{t-1} A_tᵀ + ℓ_t² N", r"\bar{\mathbf{P}}_t := \lambda_t \mathbf{I}"
-            ),
-            Equation(
-                "⇒ M_t = M̄_t + η_t k_t (v_t − M̄_tᵀ k_t)ᵀ,  η_t = λ_t / (r_t² + λ_t ‖k_t‖²)",
-                r"\Rightarrow\ \mathbf{M}_t = \bar{\mathbf{M}}_t + \eta_t \mathbf{k}_t "
-                r"(\mathbf{v}_t - \bar{\mathbf{M}}_t^\top \mathbf{k}_t)^\top,"
-                r"\quad \eta_t = \lambda_t / (r_t^2 + \lambda_t \Vert \mathbf{k}_t \Vert^2)",
-            ),
-        )
-
-    def elements(self, D: int, groups: int) -> int:
-        """0: nothing is kept."""
-        del D, groups
-        return 0
-
-
-@final
-@dataclass(frozen=True)
-class PerColumnReset(Covariance):
-    r"""The predicted covariance of value column j is replaced by $\lambda_{t,j} I$ at every step: Longhorn.
-
-    $$\bar P_t^{(j)} := \lambda_{t,j} I \;\Rightarrow\;
-    M_t^{(j)} = \bar M_t^{(j)} + \eta_{t,j} k_t (v_{t,j} - \hat v_{t,j}), \qquad
-    \eta_{t,j} = \frac{\lambda_{t,j}}{r_t^2 + \lambda_{t,j} \lVert k_t\rVert^2}$$
-
-    Every column is a noise group of its own, so variances come as [B,T,H,M].
-
-    Step parameters: `prior_variance` $\lambda_{t,j}$ > 0, [B,T,H,M].
-    """
-
-    exactness = "per-column covariance reset"
-
-    @property
-    def equations(self) -> tuple[Equation, ...]:
-        """P̄⁽ʲ⁾ := λⱼI, so that M⁽ʲ⁾ = M̄⁽ʲ⁾ + ηⱼk(vⱼ − v̂ⱼ) with ηⱼ = λⱼ/(r² + λⱼ‖k‖²)."""
-        return (
-            Equation(
-                "P̄_t⁽ʲ⁾ := λ_t,j I   for every value column j",
-                r"\bar{\mathbf{P}}_t^{(j)} := \lambda_{t,j} \mathbf{I} \quad (j = 1, \ldots, M)",
-            ),
-            Equation(
-                "⇒ M_t⁽ʲ⁾ = M̄_t⁽ʲ⁾ + η_t,j k_t (v_t,j − v̂_t,j),  η_t,j = λ_t,j / (r_t² + λ_t,j ‖k_t‖²)",
-                r"\Rightarrow\ \mathbf{M}_t^{(j)} = \bar{\mathbf{M}}_t^{(j)} "
-                r"+ \eta_{t,j} \mathbf{k}_t (v_{t,j} - \hat{v}_{t,j}),"
-                r"\quad \eta_{t,j} = \lambda_{t,j} / (r_t^2 + \lambda_{t,j} \Vert \mathbf{k}_t \Vert^2)",
-            ),
-        )
-
-    def elements(self, D: int, groups: int) -> int:
-        """0: nothing is kept."""
-        del D, groups
-        return 0
-
-
-@final
-@dataclass(frozen=True)
-class MeanOnly(Covariance):
-    r"""No covariance is kept, because the mean never reads one: the additive family.
-
-    Only for `LatentInput`, whose mean update $M_t = \bar M_t + \omega_t k_t v_t^\top$ is exact without it. Keep
-    `Dense` instead to have the variance of a read as well.
-    """
-
-    exactness = "exact filter"
-
-    @property
-    def equations(self) -> tuple[Equation, ...]:
-        """None: there is no covariance to propagate."""
-        return ()
-
-    def elements(self, D: int, groups: int) -> int:
-        """0: nothing is kept."""
-        del D, groups
-        return 0
+    def cost(self, D: int, groups: int, drift: int) -> tuple[str, int]:
+        """The drift from both sides, the warped key and the downdate."""
+        return "G·D²", groups * D * D * (2 * drift + 2)

@@ -1,32 +1,53 @@
-r"""How memory drifts between two writes: $S_t \mid S_{t-1} \sim \mathcal N(A_t S_{t-1},\ \ell_t^2 N)$.
+r"""How memory drifts between two writes: $S_t \mid S_{t-1} \sim \mathcal N(A_t S_{t-1},\ Q_t)$.
 
-Four final classes, one for each form of $A_t$ in the paper. A transition of your own derives from `Transition` and
-says three things: which parameters it asks of a step, what $A_t x$ is, and its equation.
+The classes below are the forms of $A_t$ in the paper, and RWKV-7's. A transition of your own derives from `Transition`
+and says which parameters it needs at a step, what $A_t x$ is, and its equation.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from membydesign.design.equations import Equation, StepParameter
+from membydesign.design.schema import Equation, StepParameter
+from membydesign.design.sources import Learned, Source, Spectrum
+from membydesign.products import product
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROCESS_NOISE = StepParameter("process_noise", "ℓ_t²", bound=">= 0")
+
+
+class Removal(NamedTuple):
+    r"""What a drift takes out of memory besides its decay: $A_t = \mathrm{diag}(w_t) - b_t \kappa_t^\top$.
+
+    Attributes:
+        key: κ, what is read from memory to be removed, [B,T,H,D].
+        direction: b, where it is removed, [B,T,H,D].
+    """
+
+    key: Tensor
+    direction: Tensor
 
 
 class RowDrift(NamedTuple):
-    r"""A drift that is a decay of each row, or a damped turn of each interleaved pair of rows.
+    r"""A drift that is a decay of each row or a damped turn of each interleaved pair of rows, for the chunked kernels.
 
     Attributes:
         log_decay: logarithms of the decays, at most 0: [B,T,H,1] shared by all rows, or [B,T,H,D]; or, with an angle,
             [B,T,H,D/2] for pairs of rows.
         angle: turn of each pair in radians, [B,T,H,D/2], or None.
+        removal: what is taken out of memory besides, or None.
     """
 
     log_decay: Tensor
     angle: Tensor | None = None
+    removal: Removal | None = None
 
     def of_rows(self) -> Tensor:
         """The decays of rows, [B,T,H,1] or [B,T,H,D]."""
@@ -40,13 +61,33 @@ class RowDrift(NamedTuple):
         return self.log_decay[..., 0::2] if each_row else self.log_decay.expand_as(self.angle)
 
 
-class Transition(ABC):
-    r"""The drift of memory, $S_t \mid S_{t-1} \sim \mathcal N(A_t S_{t-1},\ \ell_t^2 N)$.
+class RowNoise(NamedTuple):
+    """Process noise that is one variance for some of the rows, for the chunked kernels.
 
-    $A_t$ is D×D, $N$ is a diagonal of ones (and zeros, for rows that never receive process noise).
+    Attributes:
+        variance: ℓ², [B,T,H].
+        rows: the diagonal of N: ones, and zeros for rows that receive no noise, [D]; [1] if all rows are alike.
+    """
+
+    variance: Tensor
+    rows: Tensor
+
+
+class Transition(ABC):
+    r"""The drift of memory, $S_t \mid S_{t-1} \sim \mathcal N(A_t S_{t-1},\ Q_t)$, with $A_t$ and $Q_t$ of size D×D.
+
+    By default $Q_t = \ell_t^2 N$, where $N$ is a diagonal of ones (and zeros, for rows that never receive noise).
+
+    Attributes:
+        step_parameters: the parameters of A_t.
+        noise_parameters: the parameters of Q_t, which only designs with process noise have.
+        parameter_sources: where a layer takes them from; others follow their bounds.
+        multiplications_per_entry: multiplications of A_t x for each entry of x.
     """
 
     step_parameters: ClassVar[tuple[StepParameter, ...]] = ()
+    noise_parameters: ClassVar[tuple[StepParameter, ...]] = (PROCESS_NOISE,)
+    parameter_sources: ClassVar[Mapping[str, Source]] = {"process_noise": Learned(0.05)}
     multiplications_per_entry: ClassVar[int] = 1
 
     @property
@@ -55,13 +96,12 @@ class Transition(ABC):
         """The equation of A_t."""
 
     @abstractmethod
-    def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None) -> Tensor:
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         r"""$A_t x$, along the axis of D.
 
         Args:
             x: [..., D, n].
-            log_decay: this step's parameter, [...] with the last axis that `step_parameters` declares.
-            angle: likewise.
+            step: this step's parameters by name, [...] with the axes that `step_parameters` declares.
 
         Returns:
             [..., D, n].
@@ -72,28 +112,53 @@ class Transition(ABC):
         """The equation of N, the rows that process noise reaches."""
         return Equation("I", r"\mathbf{I}")
 
-    def noise_rows(self, memory: Tensor) -> Tensor:
-        """The diagonal of N, [D]: one where process noise enters; in the type of memory, [..., D, n]."""
-        return memory.new_ones(memory.shape[-2])
+    def noise_rows(self, x: Tensor) -> Tensor | None:
+        """The diagonal of N for a memory x, [..., D, n]: [D], in the type of x; None if it is all ones."""
+        del x
+        return None
 
-    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift | None:
-        r"""The same drift as a decay of each row and a turn of each pair of rows, if it is of that form.
+    def noise_covariance(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
+        """Q_t, [B,H,D,D], for a memory x, [B,H,D,n]."""
+        rows = self.noise_rows(x)
+        variances = step["process_noise"][..., None] * (x.new_ones(x.shape[-2]) if rows is None else rows)
+        return torch.diag_embed(variances)
 
-        Fast filters need it: they work with decays accumulated over many steps. None (the default) says that $A_t$ is
-        of another form, and only the loop over tokens can run it.
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift | None:
+        r"""The same drift as a decay of each row and a turn of each pair of rows, if it has that form.
+
+        The chunked kernels need it: they work with decays accumulated over many steps. None (the default) means that
+        $A_t$ has another form, and the loop over tokens runs it.
 
         Args:
-            log_decay: the parameter of a whole sequence, [B,T,H] with the last axis that `step_parameters` declares.
-            angle: likewise.
-            like: keys, [B,T,H,D].
+            parameters: of a whole sequence, [B,T,H] with the axes that `step_parameters` declares.
+            k: keys, [B,T,H,D].
         """
-        del log_decay, angle, like
+        del parameters, k
         return None
+
+    def row_noise(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowNoise | None:
+        """Q_t as one variance for some of the rows, if it has that form; arguments as for `row_drift`."""
+        if type(self).noise_covariance is not Transition.noise_covariance:
+            return None
+        rows = self.noise_rows(k.mT)
+        return RowNoise(parameters["process_noise"], k.new_ones(1) if rows is None else rows)
 
     def refuse_key_size(self, D: int) -> str | None:
         """What D must be, if this transition cannot act on D rows ("an even D, since …"); None if it can."""
         del D
         return None
+
+    def refuse_without_noise(self) -> str | None:
+        """Why this transition has no meaning in a design without process noise; None if it has."""
+        return None
+
+    def layer_key_size(self, D: int) -> int:
+        """How many entries of each key and query a layer maps from its input."""
+        return D
+
+    def layer_keys(self, x: Tensor) -> Tensor:
+        """Place what a layer mapped from its input on the D rows of memory."""
+        return x
 
 
 @final
@@ -111,15 +176,15 @@ class Identity(Transition):
         """A_t = I."""
         return Equation("A_t = I", r"\mathbf{A}_t = \mathbf{I}")
 
-    def apply(self, x: Tensor, log_decay: Tensor | None = None, angle: Tensor | None = None) -> Tensor:
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         """X itself, [..., D, n]."""
-        del log_decay, angle
+        del step
         return x
 
-    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift:
         """No decay: zeros, [B,T,H,1]."""
-        del log_decay, angle
-        return RowDrift(like.new_zeros(*like.shape[:-1], 1))
+        del parameters
+        return RowDrift(k.new_zeros(*k.shape[:-1], 1))
 
 
 @final
@@ -131,23 +196,21 @@ class ScalarDecay(Transition):
     """
 
     step_parameters = (StepParameter("log_decay", "log a_t", bound="<= 0"),)
+    parameter_sources = {**Transition.parameter_sources, "log_decay": Spectrum("log_decay")}
 
     @property
     def matrix(self) -> Equation:
         """A_t = a_t I."""
         return Equation("A_t = a_t I", r"\mathbf{A}_t = a_t \mathbf{I}")
 
-    def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None = None) -> Tensor:
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         """a_t x, with log_decay [...]; x [..., D, n]."""
-        assert log_decay is not None
-        del angle
-        return log_decay.exp()[..., None, None] * x
+        return step["log_decay"].exp()[..., None, None] * x
 
-    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift:
         """One decay for all rows, [B,T,H,1]."""
-        assert log_decay is not None
-        del angle, like
-        return RowDrift(log_decay[..., None])
+        del k
+        return RowDrift(parameters["log_decay"][..., None])
 
 
 @final
@@ -158,24 +221,22 @@ class DiagonalDecay(Transition):
     Step parameters: `log_decay` [B,T,H,D], at most 0.
     """
 
-    step_parameters = (StepParameter("log_decay", "log α_t", last_axis="D", bound="<= 0"),)
+    step_parameters = (StepParameter("log_decay", "log α_t", axes=("D",), bound="<= 0"),)
+    parameter_sources = {**Transition.parameter_sources, "log_decay": Spectrum("log_decay")}
 
     @property
     def matrix(self) -> Equation:
         """A_t = diag(α_t)."""
         return Equation("A_t = diag(α_t)", r"\mathbf{A}_t = \mathrm{diag}(\boldsymbol{\alpha}_t)")
 
-    def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None = None) -> Tensor:
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         """α_t ⊙ x, with log_decay [..., D]; x [..., D, n]."""
-        assert log_decay is not None
-        del angle
-        return log_decay.exp()[..., None] * x
+        return step["log_decay"].exp()[..., None] * x
 
-    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift:
         """A decay of each row, [B,T,H,D]."""
-        assert log_decay is not None
-        del angle, like
-        return RowDrift(log_decay)
+        del k
+        return RowDrift(parameters["log_decay"])
 
 
 @final
@@ -199,9 +260,14 @@ class DampedRotation(Transition):
     noise: Literal["all", "real"] = "all"
 
     step_parameters = (
-        StepParameter("log_decay", "log ρ_t", last_axis="D/2", bound="<= 0"),
-        StepParameter("angle", "θ_t", last_axis="D/2"),
+        StepParameter("log_decay", "log ρ_t", axes=("D/2",), bound="<= 0"),
+        StepParameter("angle", "θ_t", axes=("D/2",)),
     )
+    parameter_sources = {
+        **Transition.parameter_sources,
+        "log_decay": Spectrum("log_decay", "angle"),
+        "angle": Spectrum("log_decay", "angle"),
+    }
     multiplications_per_entry = 2
 
     def __post_init__(self) -> None:
@@ -223,30 +289,80 @@ class DampedRotation(Transition):
             return Equation("I", r"\mathbf{I}")
         return Equation("diag(1,0,…,1,0)", r"\mathrm{diag}(1,0,\ldots,1,0)")
 
-    def apply(self, x: Tensor, log_decay: Tensor | None, angle: Tensor | None) -> Tensor:
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         """Each pair of rows turned by θ and scaled by ρ; log_decay and angle [..., D/2], x [..., D, n]."""
-        assert log_decay is not None
-        assert angle is not None
-        radius = log_decay.exp()
+        radius, angle = step["log_decay"].exp(), step["angle"]
         cos, sin = (radius * angle.cos())[..., None], (radius * angle.sin())[..., None]
         real, imaginary = x[..., 0::2, :], x[..., 1::2, :]
         turned = torch.stack((cos * real - sin * imaginary, sin * real + cos * imaginary), dim=-2)
         return turned.flatten(-3, -2)
 
-    def per_row(self, log_decay: Tensor | None, angle: Tensor | None, like: Tensor) -> RowDrift:
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift:
         """The radius and the angle of each pair, [B,T,H,D/2]."""
-        assert log_decay is not None
-        del like
-        return RowDrift(log_decay, angle)
+        del k
+        return RowDrift(parameters["log_decay"], parameters["angle"])
 
-    def noise_rows(self, memory: Tensor) -> Tensor:
-        """Ones, [D]; zero in every second row for noise="real"."""
-        ones = memory.new_ones(memory.shape[-2])
-        return real_rows(ones[::2]) if self.noise == "real" else ones
+    def noise_rows(self, x: Tensor) -> Tensor | None:
+        """None, or zero in every second row for noise="real"."""
+        return real_rows(x.new_ones(x.shape[-2] // 2)) if self.noise == "real" else None
 
     def refuse_key_size(self, D: int) -> str | None:
         """Rotations need rows in pairs."""
         return "an even D, since DampedRotation turns rows in pairs" if D % 2 else None
+
+    def refuse_without_noise(self) -> str | None:
+        """Without process noise there is nothing to keep out of the imaginary rows."""
+        if self.noise == "all":
+            return None
+        return (
+            'DampedRotation(noise="real") says which rows process noise enters, but this design has no process noise; '
+            "use DampedRotation()"
+        )
+
+    def layer_key_size(self, D: int) -> int:
+        """Half of the rows for noise="real": a layer writes and reads the real ones."""
+        return D // 2 if self.noise == "real" else D
+
+    def layer_keys(self, x: Tensor) -> Tensor:
+        """On the real rows for noise="real"."""
+        return real_rows(x) if self.noise == "real" else x
+
+
+@final
+@dataclass(frozen=True)
+class DecayAndRemoval(Transition):
+    r"""Rows fade, and memory loses what it holds at one key: $A_t = \mathrm{diag}(w_t) - b_t \kappa_t^\top$ (RWKV-7).
+
+    Step parameters: `log_decay` log w [B,T,H,D], at most 0; `removal_key` κ [B,T,H,D], what is read to be removed;
+    `removal` b [B,T,H,D], where it is removed.
+    """
+
+    step_parameters = (
+        StepParameter("log_decay", "log w_t", axes=("D",), bound="<= 0"),
+        StepParameter("removal_key", "κ_t", axes=("D",)),
+        StepParameter("removal", "b_t", axes=("D",)),
+    )
+    parameter_sources = {**Transition.parameter_sources, "log_decay": Spectrum("log_decay")}
+    multiplications_per_entry = 3
+
+    @property
+    def matrix(self) -> Equation:
+        """A_t = diag(w_t) − b_t κ_tᵀ."""
+        return Equation(
+            "A_t = diag(w_t) − b_t κ_tᵀ",
+            r"\mathbf{A}_t = \mathrm{diag}(\mathbf{w}_t) - \mathbf{b}_t \boldsymbol{\kappa}_t^\top",
+        )
+
+    def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
+        """w_t ⊙ x − b_t (κ_tᵀ x), with parameters [..., D]; x [..., D, n]."""
+        removed = step["removal"][..., None] * product(step["removal_key"][..., None, :], x)
+        return step["log_decay"].exp()[..., None] * x - removed
+
+    def row_drift(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowDrift:
+        """A decay of each row, and what is removed besides."""
+        del k
+        removal = Removal(parameters["removal_key"], parameters["removal"])
+        return RowDrift(parameters["log_decay"], removal=removal)
 
 
 def real_rows(x: Tensor) -> Tensor:

@@ -8,15 +8,121 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
-from membydesign.design.equations import Equation
+from membydesign.belief import gaussian_log_density
+from membydesign.design.schema import Equation, StepParameter
+from membydesign.design.sources import Learned, Source
+from membydesign.products import product
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from membydesign.design.covariance import Covariance
+    from membydesign.design.protocol import Step
+
+
+class Observation(NamedTuple):
+    r"""A write as the Gaussian observation that it amounts to: `value` seen with variance `noise` at the key.
+
+    Attributes:
+        value: the observed value, [B,H,M]; usually v itself.
+        noise: its variance r², [B,H,G].
+        log_density: $\log p(v_t \mid v_{<t})$, [B,H].
+    """
+
+    value: Tensor
+    noise: Tensor
+    log_density: Tensor
+
+
+class WriteEvent(NamedTuple):
+    r"""What one write does to a Gaussian belief: $M = \bar M + \beta u e^\top$, $P = \bar P - \beta u u^\top$.
+
+    A write that adds to memory along its key and observes only that leaves $P = \bar P + \rho k k^\top$ instead.
+
+    Attributes:
+        warped_key: $u = \mathrm{Cov}(S, v)$, where the write lands, [B,H,G,D].
+        precision: $\beta = 1/\mathrm{Var}(v)$, the innovation precision, [B,H,G].
+        error: $e = v - \hat v$, the innovation, [B,H,M].
+        log_density: $\log p(v_t \mid v_{<t})$, [B,H].
+        noise: $r^2$ of the observation that the write amounts to, [B,H,G]; None if it is not known, or `left` is given.
+        left: $\rho$, the variance along the key that an additive write leaves, [B,H,G]; None for other writes.
+    """
+
+    warped_key: Tensor
+    precision: Tensor
+    error: Tensor
+    log_density: Tensor
+    noise: Tensor | None = None
+    left: Tensor | None = None
 
 
 class Write(ABC):
-    r"""What the written value $v_t$ tells about memory $S_t$ (D×M), given the write key $k_t$ (D)."""
+    r"""What the written value $v_t$ tells about memory $S_t$ (D×M), given the write key $k_t$ (D).
 
-    groups: int
+    A likelihood that depends on $S_t^\top k_t$ implements `observe`. A write of another kind overrides `event`.
+
+    Attributes:
+        step_parameters: the parameters of the likelihood.
+        parameter_sources: where a layer takes them from; others follow their bounds.
+        groups: G, how many groups of value columns have a noise of their own.
+        observes_memory: whether $v_t$ depends on all of $S_t$; False if it observes only what this step adds, so that
+            there is no error to correct and no process noise.
+        exactness: "exact filter", or how conditioning on the write is approximated.
+    """
+
+    step_parameters: ClassVar[tuple[StepParameter, ...]] = ()
+    parameter_sources: ClassVar[Mapping[str, Source]] = {}
+    groups: int = 1
+    observes_memory: ClassVar[bool] = True
+    exactness: ClassVar[str] = "exact filter"
+
+    @abstractmethod
+    def observe(self, mean: Tensor, variance: Tensor, v: Tensor, step: Step) -> Observation:
+        r"""The Gaussian observation that the write amounts to.
+
+        Args:
+            mean: what memory predicts at the key, $\bar M_t^\top k_t$, [B,H,M].
+            variance: how unsure it is, $k_t^\top \bar P_t k_t$, [B,H,G].
+            v: the written value, [B,H,M].
+            step: the parameters of the token.
+        """
+
+    def event(self, mean: Tensor, predicted: Any, covariance: Covariance, v: Tensor, step: Step) -> WriteEvent:
+        r"""What the write does to the belief.
+
+        Args:
+            mean: the predicted mean $\bar M_t$, [B,H,D,M].
+            predicted: the predicted covariance, as `covariance.predict` returned it.
+            covariance: knows what `predicted` means.
+            v: the written value, [B,H,M].
+            step: the parameters of the token; `step.k` is its key.
+        """
+        k = step.k
+        expected = product(k[..., None, :], mean)[..., 0, :]
+        warped_key = covariance.times(predicted, k)
+        variance = covariance.along(predicted, k, warped_key)
+        value, noise, log_density = self.observe(expected, variance, v, step)
+        precision = 1 / (noise + variance)
+        warped_key = warped_key.expand(*precision.shape, -1)
+        return WriteEvent(warped_key, precision, value - expected, log_density, noise=noise)
+
+    def noise(self, parameters: Mapping[str, Tensor]) -> Tensor | None:
+        r"""$r^2$ of $v_t \mid S_t \sim \mathcal N(S_t^\top k_t, r_t^2 I)$, [..., G], from step parameters alone.
+
+        The chunked kernels need it. None (the default) says that the write has another likelihood, or that its noise
+        depends on values; then the loop over tokens runs it.
+        """
+        del parameters
+        return None
+
+    def with_groups(self, groups: int) -> Write | None:
+        """The same write with another number of noise groups; None if it has one for all columns."""
+        del groups
+        return None
 
     @property
     @abstractmethod
@@ -48,10 +154,25 @@ class ObserveMemory(Write):
     """
 
     groups: int = 1
+    step_parameters = (StepParameter("write_noise", "r_t²", axes=("G",), optional_axes=True, bound="> 0"),)
+    parameter_sources = {"write_noise": Learned(0.5)}
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, int) or isinstance(self.groups, bool) or self.groups < 1:
             raise ValueError(f"ObserveMemory(groups): expected a whole number of at least 1, got {self.groups!r}")
+
+    def observe(self, mean: Tensor, variance: Tensor, v: Tensor, step: Step) -> Observation:
+        """The value itself, with its own noise."""
+        noise = step["write_noise"]
+        return Observation(v, noise, gaussian_log_density(v - mean, 1 / (noise + variance)))
+
+    def noise(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """r², [..., G]."""
+        return parameters["write_noise"]
+
+    def with_groups(self, groups: int) -> ObserveMemory:
+        """ObserveMemory(groups)."""
+        return ObserveMemory(groups=groups)
 
     @property
     def density(self) -> tuple[Equation, ...]:
@@ -105,6 +226,32 @@ class LatentInput(Write):
     """
 
     groups = 1
+    observes_memory = False
+    step_parameters = (
+        StepParameter("prior_variance", "λ_t", bound="> 0"),
+        StepParameter("write_noise", "r_t²", bound=">= 0"),
+    )
+    parameter_sources = {"prior_variance": 1.0, "write_noise": 0.0}
+
+    def observe(self, mean: Tensor, variance: Tensor, v: Tensor, step: Step) -> Observation:
+        """The coefficient is predicted to be zero, with variance λ, whatever memory holds."""
+        del mean, variance
+        prior_variance, noise = step["prior_variance"][..., None], step["write_noise"][..., None]
+        return Observation(v, noise, gaussian_log_density(v, 1 / (prior_variance + noise)))
+
+    def event(self, mean: Tensor, predicted: Any, covariance: Covariance, v: Tensor, step: Step) -> WriteEvent:
+        """The coefficient enters memory along the key with variance λ, and is observed there."""
+        del covariance
+        prior_variance = step["prior_variance"][..., None]
+        value, noise, log_density = self.observe(mean, predicted, v, step)
+        warped_key = prior_variance[..., None] * step.k[..., None, :]
+        precision = 1 / (prior_variance + noise)
+        left = prior_variance * precision * noise  # λ − βλ² without its cancellation where r² is small
+        return WriteEvent(warped_key, precision, value, log_density, left=left)
+
+    def noise(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """r², [..., 1]."""
+        return parameters["write_noise"][..., None]
 
     @property
     def density(self) -> tuple[Equation, ...]:

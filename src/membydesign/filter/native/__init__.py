@@ -1,0 +1,1 @@
+"""Filters in C on a CPU, compiled on first use."""

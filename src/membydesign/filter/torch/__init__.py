@@ -1,0 +1,1 @@
+"""Filters in torch, for any device: chunks of a dense covariance, and the mean given gains."""

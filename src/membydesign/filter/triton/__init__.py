@@ -1,0 +1,1 @@
+"""Filters as Triton kernels on a GPU."""

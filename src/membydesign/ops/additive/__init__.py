@@ -1,1 +1,0 @@
-"""Filters whose write observes only its own coefficient: `LatentInput`."""

@@ -1,1 +1,0 @@
-"""Filters whose covariance is reset at every step: `ObserveMemory` with `Reset` or `PerColumnReset`."""

@@ -1,1 +1,0 @@
-"""Filters that propagate a covariance: `ObserveMemory` with `Dense` or `Diagonal`."""
