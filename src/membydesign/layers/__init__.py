@@ -1,5 +1,6 @@
 """Sequence layers to put into any network: the Bayesian Layer, its relatives in full, and foreign baselines."""
 
+from membydesign.design import Gate, Learned
 from membydesign.layers.attention import AttentionBelief, SoftmaxAttention
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty
 from membydesign.layers.convolution import ShortConvolution
@@ -13,10 +14,10 @@ from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
-from membydesign.layers.names import LAYERS, make_layer
-from membydesign.layers.parameters import Drift, Gate, Learned, Variance
+from membydesign.layers.parameters import Drift, LearnedParameter
+from membydesign.layers.registry import LAYERS, layer_names, make_layer, register
 from membydesign.layers.retnet import RetNet
-from membydesign.layers.rwkv7 import RWKV7, RWKV7Belief
+from membydesign.layers.rwkv7 import RWKV7
 
 __all__ = [
     "GLA",
@@ -35,17 +36,18 @@ __all__ = [
     "LayerBelief",
     "LayerStateSize",
     "Learned",
+    "LearnedParameter",
     "LinearAttention",
     "Longhorn",
     "Mamba2",
     "MemoryLayer",
-    "RWKV7Belief",
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",
     "SoftmaxAttention",
     "StepInputs",
     "Uncertainty",
-    "Variance",
+    "layer_names",
     "make_layer",
+    "register",
 ]

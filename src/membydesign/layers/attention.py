@@ -88,15 +88,15 @@ class SoftmaxAttention(SequenceLayer):
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
 
     def reset_parameters(self) -> None:
-        """Nothing to do: all its parameters are weights of linear maps."""
+        """Do nothing: all its parameters are weights of linear maps."""
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Show the sizes."""
         sizes = f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
         return f"{sizes}, num_key_heads={self.num_key_heads}, rope_theta={self.rope_theta}"
 
     def state_size(self) -> None:
-        """None: it grows with the sequence, by 2·num_key_heads·D numbers a token."""
+        """Return None: it grows with the sequence, by 2·num_key_heads·D numbers a token."""
 
     def forward(
         self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
@@ -111,7 +111,7 @@ class SoftmaxAttention(SequenceLayer):
         rows = Rows.of(cu_seqlens, x)
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if rows is not None:
-            q, k, v = rows.spread(q), rows.spread(k), rows.spread(v)
+            q, k, v = (rows.places.spread(y) for y in (q, k, v))
         lengths = _lengths(belief, q, rows)
         if self.rope_theta is not None:
             q, k = self._turned(q, k, past, lengths)
@@ -130,10 +130,10 @@ class SoftmaxAttention(SequenceLayer):
             enable_gqa=self.num_key_heads != self.num_heads,
         )
         y = y.transpose(1, 2).flatten(2)
-        return self.o_proj(y if rows is None else rows.packed(y)), new
+        return self.o_proj(y if rows is None else rows.places.pack(y)), new
 
     def _turned(self, q: Tensor, k: Tensor, past: int, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys turned to their positions; the last new token of a sequence is the last of all."""
+        """Turn queries and keys to their positions; the last new token of a sequence is the last of all."""
         assert self.rope_theta is not None
         T, D = q.shape[1], self.head_dim
         position = torch.arange(T, device=q.device)
@@ -148,15 +148,17 @@ class SoftmaxAttention(SequenceLayer):
     def _check_shapes(self, belief: AttentionBelief) -> int:
         """Refuse a belief of another layer; return S."""
         batch, S = belief.keys.shape[:2]
-        wanted = (batch, S, self.num_key_heads, self.head_dim)
+        expected = (batch, S, self.num_key_heads, self.head_dim)
         for name, part in (("keys", belief.keys), ("values", belief.values)):
-            if part.shape != wanted:
-                raise ValueError(f"belief.{name}: expected shape {list(wanted)} for this layer, got {list(part.shape)}")
+            if part.shape != expected:
+                raise ValueError(
+                    f"belief.{name}: expected shape {list(expected)} for this layer, got {list(part.shape)}"
+                )
         return S
 
 
 def _lengths(belief: AttentionBelief | None, q: Tensor, rows: Rows | None) -> Tensor | None:
-    """Tokens of each sequence after q, [B,T,H,D]; None where no place is empty."""
+    """Count the tokens of each sequence after q, [B,T,H,D]; None where no place is empty."""
     known = None if belief is None else belief.lengths
     if known is not None:
         return known + (q.shape[1] if rows is None else rows.lengths)
@@ -166,7 +168,7 @@ def _lengths(belief: AttentionBelief | None, q: Tensor, rows: Rows | None) -> Te
 
 
 def _mask(T: int, S: int, lengths: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which of S keys the last T tokens see, [T,S] or [B,1,T,S]; None where plain causal attention says it all."""
+    """Return which of S keys the last T tokens see, [T,S] or [B,1,T,S]; None for plain causal attention."""
     if lengths is None and T in (1, S):
         return None
     key = torch.arange(S, device=device)

@@ -1,4 +1,4 @@
-"""What every sequence layer is: `y, belief = layer(x, belief=None, *, cu_seqlens=None)`."""
+"""The interface of every sequence layer: `y, belief = layer(x, belief=None, *, cu_seqlens=None)`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from membydesign.belief import Belief, destination
+from membydesign.belief import Belief, DiagonalBelief
+from membydesign.errors import check_whole_number
+from membydesign.filter.checks import check_cu_seqlens
 from membydesign.layers.finite import first_bad, weight_error
-from membydesign.ops.checks import check_cu_seqlens
+from membydesign.state import destination, form_of, from_form, map_state, named_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,47 +41,38 @@ class LayerStateSize(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All elements."""
         return self.recurrent + self.convolution
 
 
 @dataclass(frozen=True)
 class LayerBelief:
-    """All that a layer carries from one token to the next. Its fields are tensors whose first axis is the batch,
-    `Belief`s, tuples of tensors, or None."""
+    """The state that a layer carries from one token to the next.
+
+    Its fields are tensors whose first axis is the batch, named tuples of tensors (the state of a design), tuples of
+    tensors, or None.
+    """
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor with its name, such as ("memory.mean", …)."""
+        """Yield every tensor with its name, such as ("memory.mean", …)."""
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                yield field.name, value
-            elif isinstance(value, tuple):
-                names = value._fields if isinstance(value, Belief) else range(len(value))
-                for name, part in zip(names, value, strict=True):
-                    if part is not None:
-                        yield f"{field.name}.{name}", part
+            yield from named_tensors(getattr(self, field.name), field.name)
+
+    def form(self) -> dict[str, Any]:
+        """Describe every field in terms of JSON; `of_parts` rebuilds the belief from it."""
+        return {field.name: form_of(getattr(self, field.name)) for field in fields(self)}
 
     @classmethod
-    def of_parts(cls, parts: Mapping[str, Tensor]) -> Self:
-        """The belief whose `parts` these are."""
-        values: dict[str, object] = {}
-        for field in fields(cls):
-            under = {name.partition(".")[2]: x for name, x in parts.items() if name.startswith(f"{field.name}.")}
-            if field.name in parts:
-                values[field.name] = parts[field.name]
-            elif "mean" in under:
-                values[field.name] = Belief(under["mean"], under.get("covariance"))
-            elif under:
-                values[field.name] = tuple(under[str(i)] for i in range(len(under)))
-        return cls(**values)
+    def of_parts(cls, parts: Mapping[str, Tensor], form: Mapping[str, Any]) -> Self:
+        """Rebuild a belief from its `parts` and `form`."""
+        return cls(**{name: from_form(part, parts, STATES, name) for name, part in form.items()})
 
     def map(self, f: Callable[[Tensor], Tensor]) -> Self:
-        """The same belief with f applied to every tensor, for example `belief.map(lambda x: x[:1])`."""
-        return type(self)(*(_mapped(getattr(self, field.name), f) for field in fields(self)))
+        """Apply f to every tensor, for example `belief.map(lambda x: x[:1])`."""
+        return type(self)(*(map_state(f, getattr(self, field.name)) for field in fields(self)))
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
-        """The same belief on another device, or in another type: float32 or float64, and never below.
+        """Move the belief to another device, or convert it to float32 or float64.
 
         All floating-point numbers change their type. What a layer keeps in the type of its input, such as the tails of
         convolutions, returns to it with the next token.
@@ -88,29 +81,25 @@ class LayerBelief:
         return self.map(lambda x: x.to(place, dtype if x.is_floating_point() else None))
 
     def detach(self) -> Self:
-        """The same belief, cut off from the autograd graph."""
+        """Detach the belief from the autograd graph."""
         return self.map(lambda x: x.detach())
 
     @property
     def batch(self) -> int:
-        """How many sequences it belongs to."""
+        """Number of sequences."""
         return next(part.shape[0] for _, part in self.parts())
 
 
-def _mapped(value: object, f: Callable[[Tensor], Tensor]) -> object:
-    if isinstance(value, Belief):
-        return value.map(f)
-    if isinstance(value, tuple):
-        return tuple(f(part) for part in value)
-    return f(value) if isinstance(value, Tensor) else value
+STATES: Mapping[str, type] = {"Belief": Belief, "DiagonalBelief": DiagonalBelief}
+"""The states of built-in designs, by the names that saved files have for them."""
 
 
 class Uncertainty(NamedTuple):
-    r"""What a layer can say about its own reads and writes.
+    r"""What a layer knows about its own reads and writes.
 
     Attributes:
-        variance: $q_t^\top P_t q_t$, how unsure each read is, [B,T,H,G]; None unless asked for.
-        log_evidence: $\log p(v_t \mid v_{<t})$, how expected each write was, [B,T,H]; None unless asked for.
+        variance: $q_t^\top P_t q_t$, how unsure each read is, [B,T,H,G]; None unless requested.
+        log_evidence: $\log p(v_t \mid v_{<t})$, how expected each write was, [B,T,H]; None unless requested.
     """
 
     variance: Tensor | None = None
@@ -120,9 +109,9 @@ class Uncertainty(NamedTuple):
 class SequenceLayer(nn.Module, ABC):
     """A layer that mixes tokens of a sequence, in order.
 
-    `y, belief = layer(x)` runs over x, [B,T,hidden_size], and returns y of the same shape. Passing the belief on goes
-    on where the last call stopped: any split of a sequence gives the same result as the whole. `cu_seqlens` ([N+1],
-    B = 1) packs N sequences into one row; beliefs then have N entries.
+    `y, belief = layer(x)` runs over x, [B,T,hidden_size], and returns y of the same shape. Passing the belief to
+    the next call continues the sequence: any split of a sequence gives the same result as the whole. `cu_seqlens`
+    ([N+1], B = 1) packs N sequences into one row; beliefs then have N entries.
     """
 
     hidden_size: int
@@ -144,14 +133,14 @@ class SequenceLayer(nn.Module, ABC):
 
     @abstractmethod
     def state_size(self) -> LayerStateSize | None:
-        """Numbers kept per sequence between two tokens; None for a layer whose state grows with the sequence."""
+        """Count the numbers kept per sequence between two tokens; None if the state grows with the sequence."""
 
     @abstractmethod
     def reset_parameters(self) -> None:
-        """Give those parameters their starting values that are not weights of linear maps, convolutions or norms."""
+        """Set the starting values of all parameters except weights of `nn.Linear`, `nn.Conv1d` and norms."""
 
     def check(self, x: Tensor, belief: LayerBelief | None, kind: type[LayerBelief], cu_seqlens: Tensor | None) -> int:
-        """Refuse a bad x, cu_seqlens or belief; return how many sequences there are."""
+        """Refuse a bad x, cu_seqlens or belief; return the number of sequences."""
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
             got = f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x: expected shape [B,T,{self.hidden_size}] (hidden_size), got {got}")
@@ -168,7 +157,7 @@ class SequenceLayer(nn.Module, ABC):
         return batch
 
     def refuse_non_finite(self, x: Tensor, error: Exception) -> None:
-        """After a filter has failed: say if x or the layer's own weights are to blame, neither of which it has seen."""
+        """After a filter has failed, raise a clearer error if x or the layer's weights are not finite."""
         if torch.compiler.is_compiling() or x.is_meta:
             return
         blamed = weight_error(type(self).__name__, self)
@@ -184,25 +173,23 @@ class SequenceLayer(nn.Module, ABC):
 
 
 def positive(name: str, value: object) -> int:
-    """A whole number of at least one, or a ValueError that names it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
-    return value
+    """Return a whole number of at least one; refuse anything else by name."""
+    return check_whole_number(name, value, 1)
 
 
-def shown_way(method: str, backend: str) -> list[str]:
-    """How a filter is computed, for a layer's repr; nothing for the usual way."""
+def shown_method(method: str, backend: str) -> list[str]:
+    """Show how a filter is computed in a layer's repr; nothing for the defaults."""
     return [] if (method, backend) == ("chunk", "auto") else [f"method={method!r}, backend={backend!r}"]
 
 
 def heads_of(hidden_size: int, num_heads: int) -> int:
-    """The size of a head where heads share the width among them; refuses heads that do not divide it."""
+    """Return the size of a head if heads share the width; refuse a number of heads that does not divide it."""
     if positive("hidden_size", hidden_size) % positive("num_heads", num_heads):
         raise ValueError(f"num_heads: expected a divisor of hidden_size = {hidden_size}, got {num_heads}")
     return hidden_size // num_heads
 
 
 def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / √(‖x‖² + ε), along the last axis, computed in float32 at least."""
+    """Compute x / √(‖x‖² + ε) along the last axis, in float32 at least."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)

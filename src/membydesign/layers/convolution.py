@@ -1,4 +1,4 @@
-"""Short causal convolutions, and what they need to remember of the past."""
+"""Short causal convolutions, and the past inputs that they need."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from membydesign.layers.base import positive
+from membydesign.layers.packing import shifted
 
 
 def delayed(x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, width: int) -> tuple[list[Tensor], Tensor]:
-    """Each token beside the ones before it: x_{t-width+1}, …, x_t.
+    """Pair each token with the ones before it: x_{t-width+1}, …, x_t.
 
     Args:
         x: [B,T,n], or N packed sequences, [1,T,n].
         tail: the width-1 tokens before x, [B or N, width-1, n]; None for zeros.
         cu_seqlens: boundaries of packed sequences, [N+1].
-        width: how many tokens, at least 1.
+        width: number of tokens, at least 1.
 
     Returns:
         width tensors of the shape of x, the oldest first, and the tail for what comes next.
@@ -40,8 +41,7 @@ def delayed(x: Tensor, tail: Tensor | None, cu_seqlens: Tensor | None, width: in
     # Every sequence gets its tail in front of it, so that no token sees another sequence.
     bounds = cu_seqlens.to(x.device, torch.long)
     n = torch.arange(batch, device=x.device)
-    sequence = torch.repeat_interleave(n, bounds.diff(), output_size=x.shape[1])
-    place = torch.arange(x.shape[1], device=x.device) + past * (sequence + 1)
+    place = shifted(bounds.diff(), past * (n + 1), x.shape[1])
     steps = torch.arange(past, device=x.device)
     tails = ((bounds[:-1] + past * n)[:, None] + steps).flatten()
     line = torch.cat((tail.reshape(batch * past, x.shape[-1]), x[0]))
@@ -58,8 +58,8 @@ class ShortConvolution(nn.Module):
     Args:
         channels: n.
         width: taps of the filter; 1 only scales, and starts as SiLU alone.
-        bias: whether b is there.
-        silu: whether SiLU is there.
+        bias: whether to add b.
+        silu: whether to apply SiLU.
 
     Weights are [n,1,width], the newest tap last, as in `torch.nn.Conv1d`.
     """
@@ -73,7 +73,7 @@ class ShortConvolution(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.Conv1d` does; with one tap, which would only flip and scale channels at random, at 1 and 0."""
+        """Start as `torch.nn.Conv1d` does; a single tap, which only scales channels, starts at 1."""
         if self.width == 1:
             nn.init.ones_(self.weight)
             if self.bias is not None:
@@ -100,5 +100,5 @@ class ShortConvolution(nn.Module):
         return F.silu(y) if self.silu else y, tail
 
     def extra_repr(self) -> str:
-        """Channels and width."""
+        """Show channels and width."""
         return f"{self.channels}, width={self.width}, bias={self.bias is not None}, silu={self.silu}"

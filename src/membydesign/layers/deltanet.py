@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from membydesign.design import catalogue
 from membydesign.layers.base import unit
 from membydesign.layers.filtered import StepInputs
-from membydesign.layers.projected import ProjectedLayer, delta_noises, swish_gated
+from membydesign.layers.projected import ProjectedLayer, delta_noises
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -29,15 +29,10 @@ class DeltaNet(ProjectedLayer):
     $r_t^2 = 1/\beta_t - \lVert\tilde k_t\rVert^2$. Parameters have the names that flash-linear-attention gives them.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D.
-        value_dim: M; default head_dim.
-        short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
-        output_gate: whether the normalised read is multiplied by SiLU(W_g x).
-        norm_eps: ε of the RMSNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        short_convolution: default 4; None for SiLU alone.
+        output_gate: default False.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Example:
         >>> DeltaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -68,18 +63,12 @@ class DeltaNet(ProjectedLayer):
             backend=backend,
         )
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
-        self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False) if output_gate else None
-        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.add_read_out(output_gate, norm_eps)
 
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Unit keys and scaled unit queries, values and noises of x."""
+        """Compute unit keys and scaled unit queries, values and noises of x."""
         q, k, v, new = self.projected(x, tails, cu_seqlens, bare=F.silu)
         q, k = unit(q), unit(k)
         return StepInputs(q * self.key_dim**-0.5, k, v, delta_noises(self.b_proj(x), k)), new
-
-    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Each head normalised, gated if there is a gate, and projected back to the width."""
-        del inputs
-        return self.o_proj(swish_gated(y, self.o_norm, self.g_proj, x))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, final, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final, overload
 
 from torch import Tensor
 
 from membydesign.errors import FilterError
-from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive, shown_way
-from membydesign.ops import filter_sequence, filter_step
-from membydesign.ops.filtering import check_way
+from membydesign.filter import Filtered, filter_sequence, filter_step
+from membydesign.filter.api import check_method
+from membydesign.filter.checks import check_design
+from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive, shown_method
+from membydesign.layers.convolution import ShortConvolution
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from membydesign.belief import Belief
-    from membydesign.design import DesignModel
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.design import Design
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -27,11 +28,11 @@ class FilterBelief(LayerBelief):
     """The belief of a layer that filters.
 
     Attributes:
-        memory: of every head, as `filter_sequence` returns it.
+        memory: the state of every head's memory, as `filter_sequence` returns it.
         tails: the last inputs of each short convolution, [B,width-1,channels].
     """
 
-    memory: Belief
+    memory: Any
     tails: tuple[Tensor, ...] = ()
 
 
@@ -42,7 +43,7 @@ class StepInputs(NamedTuple):
         q: queries, [B,T,H,D].
         k: write keys, [B,T,H,D].
         v: values, [B,T,H,M].
-        parameters: the step parameters that the design asks for, by name.
+        parameters: the step parameters of the design, by name.
         aside: what the read-out needs besides x, such as a gate or a skip that was projected together with q, k and v.
     """
 
@@ -63,10 +64,22 @@ class FilterLayer(SequenceLayer):
         key_dim: D, rows of each head's memory.
         value_dim: M, columns of each head's memory.
         method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        backend: the backend of `filter_sequence`; "torch" can be differentiated more than once.
 
-    `method` and `backend` say how the filter is computed, not what it is: they are attributes, and may be set at any
-    time.
+    `method` and `backend` select how the filter is computed and do not change what it computes. They are attributes
+    that may be set at any time.
+
+    Layers derived from this class choose the design and share these arguments. Each class documents only its own
+    arguments, and where a meaning or a default differs:
+
+    - `hidden_size`, `num_heads`, `method`, `backend`: as above.
+    - `head_dim`: D, the `key_dim` above.
+    - `value_dim`: M; default head_dim.
+    - `short_convolution`: width of the causal convolutions, each followed by SiLU, on what the input is projected to
+      (q, k and v); None for no convolutions.
+    - `output_gate`: whether the normalised read is multiplied by SiLU(W_g x).
+    - `num_key_heads`: heads of q and k, each shared by num_heads/num_key_heads heads of values; default num_heads.
+    - `norm_eps`: ε of the norm of the read.
     """
 
     method: Method = "chunk"  # also of layers that were pickled before they had it
@@ -74,7 +87,7 @@ class FilterLayer(SequenceLayer):
 
     def __init__(
         self,
-        design: DesignModel,
+        design: Design,
         hidden_size: int,
         num_heads: int,
         key_dim: int,
@@ -84,48 +97,57 @@ class FilterLayer(SequenceLayer):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        check_way(method, backend)
+        check_design(design)
+        check_method(method, backend)
         self.design, self.method, self.backend = design, method, backend
         self.hidden_size = positive("hidden_size", hidden_size)
         self.num_heads = positive("num_heads", num_heads)
         self.key_dim, self.value_dim = positive("head_dim", key_dim), positive("value_dim", value_dim)
-        refused = design.transition.refuse_key_size(key_dim)
-        if refused:
-            raise ValueError(f"head_dim: expected {refused}, got {key_dim}")
-        if value_dim % design.write.groups:
-            raise ValueError(
-                f"groups: expected a divisor of value_dim = {value_dim} (value columns of a head), "
-                f"got {design.write.groups}"
-            )
+        for argument, reason, size in (
+            ("head_dim", design.refuse_key_size(key_dim), key_dim),
+            ("value_dim", design.refuse_value_size(value_dim), value_dim),
+        ):
+            if reason:
+                raise ValueError(f"{argument}: expected {reason}, got {size}")
 
     @abstractmethod
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Queries, keys, values and step parameters of x, [B,T,hidden_size], and the new tails of convolutions."""
+        """Compute queries, keys, values and step parameters of x, [B,T,hidden_size], and the new tails."""
 
     @abstractmethod
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """From what the memories gave, [B,T,H,M], to the layer's output, [B,T,hidden_size]."""
+        """Map what the memories returned, [B,T,H,M], to the layer's output, [B,T,hidden_size]."""
+
+    @property
+    def convolutions(self) -> list[ShortConvolution]:
+        """The layer's short convolutions, in the order of their tails."""
+        return [module for module in self.children() if isinstance(module, ShortConvolution)]
 
     @property
     def tail_size(self) -> int:
         """Elements of all tails of one sequence."""
-        return 0
+        return sum(convolution.state_size for convolution in self.convolutions)
+
+    def reset_parameters(self) -> None:
+        """Set the starting values of the convolutions."""
+        for convolution in self.convolutions:
+            convolution.reset_parameters()
 
     def state_size(self) -> LayerStateSize:
-        """Numbers kept per sequence between two tokens."""
+        """Count the numbers kept per sequence between two tokens."""
         of_head = self.design.state_size(self.key_dim, self.value_dim)
         return LayerStateSize(self.num_heads * of_head.mean, self.num_heads * of_head.covariance, self.tail_size)
 
     def extra_repr(self) -> str:
-        """Design and sizes, and how the filter is computed if not as usual."""
+        """Show the design and the sizes, and how the filter is computed unless by default."""
         design = self.design
         lines = [
-            f"design={design.title!r}: {design.transition}, {design.write}, {design.covariance}",
+            f"design={design.title!r}: {design.summary()}",
             f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, D={self.key_dim}, M={self.value_dim}",
         ]
-        return "\n".join((*lines, *shown_way(self.method, self.backend)))
+        return "\n".join((*lines, *shown_method(self.method, self.backend)))
 
     @overload
     def forward(
@@ -184,30 +206,59 @@ class FilterLayer(SequenceLayer):
             return_evidence: also return how expected each write was.
 
         Returns:
-            y, [B,T,hidden_size], and the new belief; and an `Uncertainty` if variance or evidence were asked for. All
+            y, [B,T,hidden_size], and the new belief; and an `Uncertainty` if variance or evidence were requested. All
             of it has gradients.
         """
+        tails = self._tails(x, belief, cu_seqlens)
+        inputs, tails = self.step_inputs(x, tails, cu_seqlens)
+        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence)
+        y, new = self.read_out(out.output, x, inputs), FilterBelief(out.belief, tails)
+        if return_variance or return_evidence:
+            return y, new, Uncertainty(out.variance, out.write_log_evidence)
+        return y, new
+
+    def _tails(self, x: Tensor, belief: LayerBelief | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ...] | None:
+        """Check x and a belief; return the tails of the belief, or None without one."""
         self.check(x, belief, FilterBelief, cu_seqlens)
-        assert belief is None or isinstance(belief, FilterBelief)
-        tail_size = 0 if belief is None else sum(tail[0].numel() for tail in belief.tails)
-        if belief is not None and tail_size != self.tail_size:
+        if belief is None:
+            return None
+        assert isinstance(belief, FilterBelief)
+        tail_size = sum(tail[0].numel() for tail in belief.tails)
+        if tail_size != self.tail_size:
             raise ValueError(
                 f"belief.tails: expected {self.tail_size} elements per sequence, as the convolutions of this "
                 f"{type(self).__name__} keep, got {tail_size}"
             )
-        inputs, tails = self.step_inputs(x, None if belief is None else belief.tails, cu_seqlens)
-        asks = return_variance or return_evidence
+        return belief.tails
+
+    def _filter(
+        self,
+        x: Tensor,
+        inputs: StepInputs,
+        belief: LayerBelief | None,
+        cu_seqlens: Tensor | None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
+    ) -> Filtered:
+        """Run the design's filter, as a decoding step if x is one token after a belief."""
+        memory = belief.memory if isinstance(belief, FilterBelief) else None
         try:
-            if x.shape[1] == 1 and belief is not None and cu_seqlens is None and not asks:
-                y, memory = self._step(inputs, belief.memory)
-                return self.read_out(y[:, None], x, inputs), FilterBelief(memory, tails)
-            out = filter_sequence(
+            if (
+                x.shape[1] == 1
+                and memory is not None
+                and cu_seqlens is None
+                and not (return_variance or return_evidence)
+            ):
+                now = {name: p[:, 0] if isinstance(p, Tensor) else p for name, p in inputs.parameters.items()}
+                y, memory = filter_step(self.design, memory, inputs.q[:, 0], inputs.k[:, 0], inputs.v[:, 0], **now)
+                return Filtered(y[:, None], memory)
+            return filter_sequence(
                 self.design,
                 inputs.q,
                 inputs.k,
                 inputs.v,
                 **inputs.parameters,  # pyright: ignore[reportArgumentType]
-                initial=None if belief is None else belief.memory,
+                initial=memory,
                 cu_seqlens=cu_seqlens,
                 method=self.method,
                 backend=self.backend,
@@ -217,10 +268,3 @@ class FilterLayer(SequenceLayer):
         except (ValueError, FilterError) as error:
             self.refuse_non_finite(x, error)
             raise
-        y = self.read_out(out.output, x, inputs)
-        new = FilterBelief(out.belief, tails)
-        return (y, new, Uncertainty(out.variance, out.write_log_evidence)) if asks else (y, new)
-
-    def _step(self, inputs: StepInputs, memory: Belief) -> tuple[Tensor, Belief]:
-        now = {name: p[:, 0] if isinstance(p, Tensor) else p for name, p in inputs.parameters.items()}
-        return filter_step(self.design, memory, inputs.q[:, 0], inputs.k[:, 0], inputs.v[:, 0], **now)

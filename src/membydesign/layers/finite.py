@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import torch
 
 from membydesign.errors import NonFiniteError
-from membydesign.ops.transforms import values
+from membydesign.filter.transforms import values
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
 def weight_error(place: str, module: nn.Module, prefix: str = "") -> NonFiniteError | None:
-    """The error for a weight that holds NaN or infinity, with the likely cause; None if all weights are finite.
+    """Return the error for a weight that holds NaN or infinity, with the likely cause; None if all weights are finite.
 
     Args:
         place: whose weights they are, for the message.
         module: the owner.
         prefix: of the names of its weights.
     """
-    bad = (found for found in module.named_parameters(prefix) if not bool(torch.isfinite(values(found[1])).all()))
+    bad = (item for item in module.named_parameters(prefix) if not bool(torch.isfinite(values(item[1])).all()))
     name, weight = next(bad, (None, None))
     if weight is None:
         return None
@@ -38,7 +38,7 @@ def weight_error(place: str, module: nn.Module, prefix: str = "") -> NonFiniteEr
 
 
 def first_bad(x: Tensor) -> str | None:
-    """The first value that is not finite and its index, in words; None if all are finite."""
+    """Describe the first value that is not finite and its index; None if all are finite."""
     finite = torch.isfinite(values(x))
     if bool(finite.all()):
         return None

@@ -18,11 +18,10 @@ from membydesign.layers.projected import (
     for_every_head,
     start_rates,
     start_steps,
-    swish_gated,
 )
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -39,17 +38,11 @@ class GatedDeltaNet(ProjectedLayer):
     names and shapes that flash-linear-attention gives them, so that its checkpoints load.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H, heads of values and memories.
-        head_dim: D.
-        value_dim: M; default 2·head_dim.
-        short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
-        output_gate: whether SiLU(W_g x) is there.
-        num_key_heads: heads of q and k, each for num_heads/num_key_heads heads of values, as in Qwen3-Next; default
-            num_heads.
-        norm_eps: ε of the RMSNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        value_dim: default 2·head_dim.
+        short_convolution: default 4; None for SiLU alone.
+        num_key_heads: fewer than num_heads in Qwen3-Next.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
@@ -88,12 +81,11 @@ class GatedDeltaNet(ProjectedLayer):
         self.b_proj = nn.Linear(hidden_size, num_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(num_heads))
-        self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False) if output_gate else None
-        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.add_read_out(output_gate, norm_eps)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The starting values of rates, steps and convolutions."""
+        """Set the starting values of rates, steps and convolutions."""
         super().reset_parameters()
         start_rates(self.A_log, 1e-2, 16)  # log 0 is not a number to learn from
         start_steps(self.dt_bias)
@@ -101,14 +93,9 @@ class GatedDeltaNet(ProjectedLayer):
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Unit keys and scaled unit queries, values, decays and noises of x."""
+        """Compute unit keys and scaled unit queries, values, decays and noises of x."""
         q, k, v, new = self.projected(x, tails, cu_seqlens, bare=F.silu)
         q, k = (for_every_head(unit(y), self.num_heads) for y in (q, k))
         step = F.softplus(wide(self.a_proj(x)) + wide(self.dt_bias))
         decay = {"log_decay": -wide(self.A_log).exp() * step}
         return StepInputs(q * self.key_dim**-0.5, k, v, {**decay, **delta_noises(self.b_proj(x), k)}), new
-
-    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Each head normalised, gated, and projected back to the width."""
-        del inputs
-        return self.o_proj(swish_gated(y, self.o_norm, self.g_proj, x))

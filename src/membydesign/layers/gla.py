@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from membydesign.design import catalogue
 from membydesign.layers.filtered import StepInputs
 from membydesign.layers.parameters import wide
-from membydesign.layers.projected import NOISELESS, ProjectedLayer, swish_gated
+from membydesign.layers.projected import NOISELESS, ProjectedLayer
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 _RANK = 16
 _TEMPERATURE = 16
@@ -33,14 +33,9 @@ class GLA(ProjectedLayer):
     $\lambda_t = 1$ and $r_t^2 = 0$.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D.
-        value_dim: M; default 2·head_dim, since the paper's keys have half the width of its values.
-        short_convolution: width of convolutions on q, k and v, with SiLU; None for none.
-        norm_eps: ε of the RMSNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        value_dim: default 2·head_dim, since the paper's keys have half the width of its values.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Example:
         >>> GLA(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -72,19 +67,13 @@ class GLA(ProjectedLayer):
         self.gk_proj = nn.Sequential(
             nn.Linear(hidden_size, _RANK, bias=False), nn.Linear(_RANK, num_heads * head_dim, bias=True)
         )
-        self.g_proj = nn.Linear(hidden_size, num_heads * self.value_dim, bias=False)
-        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.add_read_out(True, norm_eps)
 
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Scaled queries, keys, values and decays of x."""
+        """Compute scaled queries, keys, values and decays of x."""
         q, k, v, new = self.projected(x, tails, cu_seqlens)
         gates = wide(self.gk_proj(x)).unflatten(-1, (self.num_heads, self.key_dim))
         log_decay = F.logsigmoid(gates) / _TEMPERATURE
         return StepInputs(q * self.key_dim**-0.5, k, v, {"log_decay": log_decay, **NOISELESS}), new
-
-    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Each head normalised, gated, and projected back to the width."""
-        del inputs
-        return self.o_proj(swish_gated(y, self.o_norm, self.g_proj, x))

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from membydesign.filter.api import without_autocast
 from membydesign.layers.base import LayerBelief, SequenceLayer, heads_of, positive
 from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.packing import Rows, after
 from membydesign.layers.parameters import wide
-from membydesign.ops.filtering import without_autocast
 
 SLOWEST, FASTEST = 1.5, 0.3
 """Over how many max_length the windows of the slowest and the fastest channel fall to `FALLEN`."""
@@ -74,7 +74,7 @@ class ImplicitFilters(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As `torch.nn.Linear` does, and one frequency for all."""
+        """Start as `torch.nn.Linear` does, with one frequency for all."""
         for weight in (*self.weights, self.out_weight):
             bound = 1 / math.sqrt(weight.shape[1])
             nn.init.uniform_(weight, -bound, bound)
@@ -84,7 +84,7 @@ class ImplicitFilters(nn.Module):
         nn.init.constant_(self.frequency, self.sine_frequency)
 
     def forward(self, length: int) -> Tensor:
-        """The filters at distances 0 to length-1, [order, n, length], in float32 at least."""
+        """Compute the filters at distances 0 to length-1, [order, n, length], in float32 at least."""
         dtype, device = torch.promote_types(self.frequency.dtype, torch.float32), self.frequency.device
         t = torch.arange(length, device=device).to(dtype)[:, None] / self.max_length
         # Whole turns are dropped before multiplying by 2π, which keeps phases exact at any distance.
@@ -112,7 +112,7 @@ class Hyena(SequenceLayer):
 
     Hyena has no heads. It mixes n = num_heads·head_dim channels, each by itself; only this product matters.
 
-    Decoding a token reads all of the past, as attention does, and computes the filters up to there anew.
+    Decoding a token reads all of the past, as attention does, and recomputes the filters up to that token.
 
     Args:
         hidden_size: the width of x and y.
@@ -169,18 +169,18 @@ class Hyena(SequenceLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The starting values of filters and short convolution, and normal skips."""
+        """Set the starting values of filters and short convolution, and normal skips."""
         self.convolution.reset_parameters()
         self.filters.reset_parameters()
         nn.init.normal_(self.skip)
 
     def extra_repr(self) -> str:
-        """Sizes."""
+        """Show the sizes."""
         length = self.filters.max_length
         return f"hidden_size={self.hidden_size}, channels={self.channels}, order={self.order}, max_length={length}"
 
     def state_size(self) -> None:
-        """None: it grows with the sequence, by order·n numbers a token."""
+        """Return None: it grows with the sequence, by order·n numbers a token."""
 
     def forward(
         self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
@@ -195,16 +195,16 @@ class Hyena(SequenceLayer):
         rows = Rows.of(cu_seqlens, x)
         projected, tail = self.convolution(self.in_proj(x), None if belief is None else belief.tails[0], cu_seqlens)
         if rows is not None:
-            projected = rows.spread(projected)
+            projected = rows.places.spread(projected)
         z, *gates = projected.chunk(self.order + 1, -1)
         filters = self.filters(past + z.shape[1])
         histories: list[Tensor] = []
         for i, gate in enumerate(gates):
             # A copy of the first, since a view would keep the gates in memory too.
             histories.append(after(None if belief is None else belief.histories[i], z.contiguous(), rows))
-            # Empty places stay zero, since there the gate is.
+            # Empty places stay zero, since the gate is zero in them.
             z = gate * (_convolved(histories[i], filters[i], z.shape[1]).to(z.dtype) + self.skip[i] * z)
-        return self.o_proj(z if rows is None else rows.packed(z)), HyenaBelief(tuple(histories), (tail,))
+        return self.o_proj(z if rows is None else rows.places.pack(z)), HyenaBelief(tuple(histories), (tail,))
 
     def _check_shapes(self, belief: HyenaBelief) -> int:
         """Refuse a belief of another layer; return S."""
@@ -223,7 +223,7 @@ class Hyena(SequenceLayer):
 
 
 def _convolved(z: Tensor, h: Tensor, T: int) -> Tensor:
-    """The last T of Σ_{s≤t} h(t-s) z_s, [B,T,n], for z [B,S,n] and h [n,S]; in float32 at least."""
+    """Compute the last T of Σ_{s≤t} h(t-s) z_s, [B,T,n], for z [B,S,n] and h [n,S]; in float32 at least."""
     z, h = wide(z), wide(h)
     S = z.shape[1]
     if T == 1:

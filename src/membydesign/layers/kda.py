@@ -15,7 +15,7 @@ from membydesign.layers.parameters import wide
 from membydesign.layers.projected import ProjectedLayer, delta_noises, rms_normed, start_rates, start_steps
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -35,14 +35,10 @@ class KDA(ProjectedLayer):
     $r_t^2 = 1/\beta_t - \lVert\tilde k_t\rVert^2$.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D, also the rank of the two gates.
-        value_dim: M; default head_dim.
-        short_convolution: width of the convolutions on q, k and v; None for SiLU alone.
-        norm_eps: ε of the RMSNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        head_dim: also the rank of the two gates.
+        short_convolution: default 4; None for SiLU alone.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Rates $e^A$ start uniformly between 1 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
@@ -84,7 +80,7 @@ class KDA(ProjectedLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The starting values of rates, steps and convolutions."""
+        """Set the starting values of rates, steps and convolutions."""
         super().reset_parameters()
         start_rates(self.A_log, 1, 16)
         start_steps(self.dt_bias)
@@ -92,7 +88,7 @@ class KDA(ProjectedLayer):
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Unit keys and scaled unit queries, values, decays and noises of x."""
+        """Compute unit keys and scaled unit queries, values, decays and noises of x."""
         q, k, v, new = self.projected(x, tails, cu_seqlens, bare=F.silu)
         q, k = unit(q), unit(k)
         step = F.softplus(wide(self.f_b_proj(self.f_a_proj(x))) + wide(self.dt_bias))
@@ -101,7 +97,7 @@ class KDA(ProjectedLayer):
         return StepInputs(q * self.key_dim**-0.5, k, v, {**decay, **delta_noises(self.b_proj(x), k)}), new
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Each head normalised, gated, and projected back to the width."""
+        """Normalise each head, gate it, and project back to the width."""
         del inputs
         gate = wide(self.g_b_proj(self.g_a_proj(x))).sigmoid()
         return self.o_proj((rms_normed(y, self.o_norm).flatten(-2) * gate).to(x.dtype))

@@ -15,7 +15,7 @@ from membydesign.layers.parameters import wide
 from membydesign.layers.projected import NOISELESS
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -32,13 +32,10 @@ class LinearAttention(FilterLayer):
     There is no convolution, gate or norm.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D.
-        value_dim: columns of values of each head; default head_dim.
-        norm_eps: ε beside the normaliser.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        value_dim: columns of values of each head, without that of the normaliser.
+        norm_eps: ε added to the normaliser.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Example:
         >>> LinearAttention(hidden_size=64, num_heads=2, head_dim=16).state_size()  # 2 · 16 · (16 + 1)
@@ -66,13 +63,10 @@ class LinearAttention(FilterLayer):
         self.v_proj = nn.Linear(hidden_size, num_heads * columns, bias=False)
         self.o_proj = nn.Linear(num_heads * columns, hidden_size, bias=False)
 
-    def reset_parameters(self) -> None:
-        """Nothing: all parameters are weights of linear maps."""
-
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Features of queries and keys, and values with a one behind them."""
+        """Compute features of queries and keys, and values with a one appended."""
         del tails, cu_seqlens
         # In float32 at least, since the normaliser grows with the sequence: half precision would soon stop counting.
         projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
@@ -81,7 +75,7 @@ class LinearAttention(FilterLayer):
         return StepInputs(_features(q), _features(k), v, NOISELESS), ()
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Values divided by the normaliser, and projected back to the width."""
+        """Divide values by the normaliser, and project back to the width."""
         del inputs
         mean = y[..., :-1] / (y[..., -1:] + self.norm_eps)
         return self.o_proj(mean.flatten(-2).to(x.dtype))

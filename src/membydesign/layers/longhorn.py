@@ -15,7 +15,7 @@ from membydesign.layers.parameters import wide
 from membydesign.layers.projected import convolved, expanded_value_dim
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -37,13 +37,11 @@ class Longhorn(FilterLayer):
     num_heads with the same num_heads·value_dim gives the same outputs.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D of our legend, the size of keys: Longhorn's state size.
-        value_dim: M, with an inner width of num_heads·value_dim; default 2·hidden_size/num_heads.
-        short_convolution: width of the convolution on x'; None for SiLU alone.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        head_dim: D, the size of keys, which Longhorn calls its state size.
+        value_dim: the inner width is num_heads·value_dim; default 2·hidden_size/num_heads.
+        short_convolution: width of the convolution on x', default 4; None for SiLU alone.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     δ has hidden_size/16 channels, rounded up. Gates start at β = 1/2 plus what the input gives, the skip D at 1. There
     is no norm.
@@ -79,21 +77,15 @@ class Longhorn(FilterLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The starting values of gates, skip and convolution."""
-        if self.conv1d is not None:
-            self.conv1d.reset_parameters()
+        """Set the starting values of gates, skip and convolution."""
+        super().reset_parameters()
         nn.init.zeros_(self.dt_head.bias)
         nn.init.ones_(self.D)
-
-    @property
-    def tail_size(self) -> int:
-        """Elements of the tail of its convolution."""
-        return 0 if self.conv1d is None else self.conv1d.state_size
 
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """The query and the key that all heads share, x' as values, β of every column; z is kept for the read-out."""
+        """Compute the query and key that all heads share, x' as values, and β of every column; keep z."""
         inner, z = self.in_proj(x).chunk(2, -1)
         inner, new = convolved(self.conv1d, inner, tails, cu_seqlens)
         low, k, q = self.x_proj(inner).split([self.rank, self.key_dim, self.key_dim], -1)
@@ -105,7 +97,7 @@ class Longhorn(FilterLayer):
         return StepInputs(q, k, v, {"prior_variance": gate, "write_noise": 1.0}, aside=(inner, z)), new
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """The skip added, gated, and projected back to the width."""
+        """Add the skip, gate, and project back to the width."""
         inner, z = inputs.aside
         y = (wide(y).flatten(-2) + wide(self.D) * inner) * F.silu(wide(z))
         return self.out_proj(y.to(x.dtype))

@@ -23,7 +23,7 @@ from membydesign.layers.projected import (
 )
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -40,16 +40,13 @@ class Mamba2(FilterLayer):
     have the names and shapes of `transformers.models.mamba2`.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D of our legend, rows of each head's memory: Mamba-2's state size.
-        value_dim: M, columns of each head's memory: Mamba-2's head size, with an inner width of num_heads·value_dim.
-            Default 2·hidden_size/num_heads.
-        short_convolution: width of the convolution on x', B and C; 1 only scales; None for SiLU alone.
-        num_key_heads: heads of B and C, each for num_heads/num_key_heads heads of values: Mamba-2's groups.
-        norm_eps: ε of the RMSNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        head_dim: D, rows of each head's memory, which Mamba-2 calls its state size.
+        value_dim: M, columns of each head's memory, which Mamba-2 calls its head size; the inner width is
+            num_heads·value_dim. Default 2·hidden_size/num_heads.
+        short_convolution: width of the convolution on x', B and C, default 4; 1 only scales; None for SiLU alone.
+        num_key_heads: heads of B and C, which Mamba-2 calls groups; default 1.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Rates $e^A$ start at 1, …, H, steps softplus(b) log-uniformly between 0.001 and 0.1, and the skip D at 1.
 
@@ -88,22 +85,16 @@ class Mamba2(FilterLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The starting values of rates, steps, skip and convolution."""
-        if self.conv1d is not None:
-            self.conv1d.reset_parameters()
+        """Set the starting values of rates, steps, skip and convolution."""
+        super().reset_parameters()
         start_at(self.A_log, torch.arange(1.0, self.num_heads + 1, device=self.A_log.device).log())
         start_steps(self.dt_bias)
         nn.init.ones_(self.D)
 
-    @property
-    def tail_size(self) -> int:
-        """Elements of the tail of its convolution."""
-        return 0 if self.conv1d is None else self.conv1d.state_size
-
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """C, B, Δx' and decays of x; x' and z are kept for the read-out."""
+        """Compute C, B, Δx' and decays of x; keep x' and z for the read-out."""
         H, keys = self.num_heads, self.num_key_heads * self.key_dim
         z, mixed, step = self.in_proj(x).split([self.inner_size, self.inner_size + 2 * keys, H], -1)
         mixed, new = convolved(self.conv1d, mixed, tails, cu_seqlens)
@@ -116,7 +107,7 @@ class Mamba2(FilterLayer):
         return StepInputs(q, k, v, {"log_decay": log_decay, **NOISELESS}, aside=(inner, z)), new
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """The skip added, gated, normalised, and projected back to the width."""
+        """Add the skip, gate, normalise, and project back to the width."""
         inner, z = inputs.aside
         y = (wide(y) + wide(self.D)[:, None] * inner).flatten(-2) * F.silu(wide(z))
         return self.out_proj(rms_normed(y, self.norm).to(x.dtype))

@@ -14,7 +14,7 @@ from membydesign.layers.parameters import wide
 from membydesign.layers.projected import NOISELESS, ProjectedLayer
 
 if TYPE_CHECKING:
-    from membydesign.ops.filtering import Backend, Method
+    from membydesign.filter.api import Backend, Method
 
 
 @final
@@ -37,14 +37,10 @@ class RetNet(ProjectedLayer):
     paper, which change nothing else.
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D, even.
-        value_dim: M; default 2·head_dim.
-        short_convolution: width of convolutions on q, k and v, with SiLU; None for none.
-        norm_eps: ε of the GroupNorm.
-        method: "chunk" or "recurrent", as `filter_sequence` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+        head_dim: an even number.
+        value_dim: default 2·head_dim.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Example:
         >>> RetNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
@@ -79,11 +75,11 @@ class RetNet(ProjectedLayer):
     def step_inputs(
         self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
-        """Queries, scaled keys and values of x; decays and turns are the same for every token."""
+        """Compute queries, scaled keys and values of x; decays and turns are the same for every token."""
         q, k, v, new = self.projected(x, tails, cu_seqlens)
         pairs = self.key_dim // 2
         shape = (*q.shape[:-1], pairs)
-        # Made anew in every call: a buffer would be rounded with the weights when a model is cast to half precision.
+        # Computed in every call: a buffer would be rounded with the weights when a model is cast to half precision.
         like = {"dtype": torch.promote_types(x.dtype, torch.float32), "device": x.device}
         log_decay = torch.log1p(-(2.0 ** (-5 - torch.arange(self.num_heads, **like))))
         angle = -(10000.0 ** -torch.linspace(0, 1, pairs, **like))
@@ -91,7 +87,8 @@ class RetNet(ProjectedLayer):
         return StepInputs(q, k * self.key_dim**-0.5, v, {**drift, **NOISELESS}), new
 
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
-        """Each head normalised, gated, and projected back to the width."""
+        """Normalise each head, gate it, and project back to the width."""
         del inputs
+        assert self.g_proj is not None
         normed = self.group_norm(wide(y)).flatten(-2)
         return self.o_proj((normed * F.silu(wide(self.g_proj(x)))).to(x.dtype))

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, final, overload
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, positive, shown_way
+from membydesign.design import DecayAndRemoval, DesignModel, LatentInput, MeanOnly
+from membydesign.layers.base import LayerBelief, Uncertainty, positive
 from membydesign.layers.convolution import delayed
+from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.parameters import start_at, wide
-from membydesign.ops import generalised_delta_rule
-from membydesign.ops.filtering import check_way
-from membydesign.ops.generalised_delta.sequence import BACKENDS
+from membydesign.layers.projected import NOISELESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from membydesign.filter.api import Backend, Method
 
 FASTEST_LOG_DECAY = -math.exp(-0.5)
 """The logarithm of the fastest decay, 0.545."""
@@ -26,18 +27,14 @@ MIX_POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
 """How the shares of the previous token start, for each of the six inputs."""
 
 
-@final
-@dataclass(frozen=True)
-class RWKV7Belief(LayerBelief):
-    """The memory of every head, and the last token.
-
-    Attributes:
-        memory: [B,H,D,M], float32 at least; the transpose of the paper's state.
-        tails: the last token, [B,1,hidden_size].
-    """
-
-    memory: Tensor
-    tails: tuple[Tensor, ...]
+DESIGN = DesignModel(
+    DecayAndRemoval(),
+    LatentInput(),
+    MeanOnly(),
+    title="RWKV-7",
+    citation="Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, 2025",
+    note="κ_t is the removal key, b_t = a_t ⊙ κ_t; the write is noiseless, r_t² = 0",
+)
 
 
 class LowRank(nn.Module):
@@ -62,7 +59,7 @@ class LowRank(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """A at zero, so that all tokens start alike; B orthogonal, small."""
+        """Start with A at zero, so that all tokens are treated alike, and a small orthogonal B."""
         nn.init.zeros_(self.A)
         gain = 0.1 * max(1.0, math.sqrt(self.B.shape[1] / self.B.shape[0]))
         # In float32, since half types have no QR.
@@ -73,13 +70,13 @@ class LowRank(nn.Module):
             start_at(self.c, torch.as_tensor(self.start, device="cpu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map of x, [...,inputs]: [...,outputs]."""
+        """Map x, [...,inputs], to [...,outputs]."""
         x = F.linear(x, self.A)
         return F.linear(x if self.f is None else self.f(x), self.B, self.c)
 
 
 @final
-class RWKV7(SequenceLayer):
+class RWKV7(FilterLayer):
     r"""The time mixing of RWKV-7 (Peng et al. 2025), in full.
 
     With $x^{\square}_t = x_t + \mu_\square \odot (x_{t-1} - x_t)$ for each of r, w, k, v, a, g, and per head
@@ -92,26 +89,21 @@ class RWKV7(SequenceLayer):
     $$y_t = W_o\,\bigl(g_t \odot (\mathrm{norm}(S_t r_t) + (r_t^\top (\rho \odot \tilde k_t))\, v_t)\bigr)$$
 
     Value residual: in the published model every layer but the first mixes its values with those of the first layer,
-    $v_t + \nu_t \odot (v_t^{\text{first}} - v_t)$ with $\nu = \sigma(\mathrm{lora}(x^v))$. Ask the first layer for its
-    values, and hand them to layers made with `value_residual=True`:
+    $v_t + \nu_t \odot (v_t^{\text{first}} - v_t)$ with $\nu = \sigma(\mathrm{lora}(x^v))$. Request the values of
+    the first layer, and pass them to layers made with `value_residual=True`:
 
         y, belief, values = first(x, return_value=True)
         y, belief = second(y, first_value=values)
 
     Args:
-        hidden_size: the width of x and y.
-        num_heads: H.
-        head_dim: D, rows of each head's memory.
-        value_dim: M, its columns; default head_dim, as in the paper.
         value_residual: whether it mixes its values with those of the first layer.
         depth: where in the model the layer stands, from 0 for the first to below 1; starting values depend on it.
         decay_rank: of the low-rank map that gives w; default as published, about 1.8 √hidden_size.
         rate_rank: of the one that gives a; likewise.
         value_rank: of the one that gives ν; about 1.3 √hidden_size.
         gate_rank: of the one that gives g; about 0.6 hidden_size^0.8.
-        norm_eps: ε of the norm of each head.
-        method: "chunk" or "recurrent", as `generalised_delta_rule` takes it.
-        backend: likewise; "torch" can be differentiated more than once.
+
+    `FilterLayer` documents the arguments that all layers share.
 
     Example:
         >>> layer = RWKV7(128, num_heads=4, head_dim=32, value_dim=64)
@@ -120,9 +112,6 @@ class RWKV7(SequenceLayer):
         >>> layer.state_size().recurrent
         8192
     """
-
-    method: Literal["chunk", "recurrent"] = "chunk"  # also of layers that were pickled before they had it
-    backend: Literal["auto", "torch", "cpu"] = "auto"
 
     def __init__(
         self,
@@ -138,15 +127,12 @@ class RWKV7(SequenceLayer):
         value_rank: int | None = None,
         gate_rank: int | None = None,
         norm_eps: float = 64e-5,
-        method: Literal["chunk", "recurrent"] = "chunk",
-        backend: Literal["auto", "torch", "cpu"] = "auto",
+        method: Method = "chunk",
+        backend: Backend = "auto",
     ) -> None:
-        super().__init__()
-        check_way(method, backend, BACKENDS)
-        self.method, self.backend = method, backend
-        self.hidden_size = n = positive("hidden_size", hidden_size)
-        self.num_heads, self.head_dim = positive("num_heads", num_heads), positive("head_dim", head_dim)
-        self.value_dim = head_dim if value_dim is None else positive("value_dim", value_dim)
+        columns = head_dim if value_dim is None else value_dim
+        super().__init__(DESIGN, hidden_size, num_heads, head_dim, columns, method=method, backend=backend)
+        n = hidden_size
         if isinstance(depth, bool) or not isinstance(depth, (int, float)) or not 0 <= depth < 1:
             raise ValueError(f"depth: expected a number from 0 (the first layer) to below 1, got {depth!r}")
         self.depth = depth
@@ -170,7 +156,7 @@ class RWKV7(SequenceLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As published, but for the norm's weights, which start at one: shares of the previous token, and no bonus."""
+        """Start as published, with shares of the previous token and no bonus, but with the norm's weights at one."""
         channel = torch.arange(self.hidden_size, device="cpu") / self.hidden_size
         powers = torch.tensor(list(MIX_POWERS.values()), device="cpu") * (1 - self.depth)
         start_at(self.mix, 1 - channel ** powers[:, None])
@@ -181,36 +167,10 @@ class RWKV7(SequenceLayer):
         nn.init.ones_(self.alpha)
         nn.init.zeros_(self.rho)
 
-    def extra_repr(self) -> str:
-        """Sizes, and how the memory is computed if not as usual."""
-        sizes = f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, D={self.head_dim}, M={self.value_dim}"
-        return "\n".join((sizes, *shown_way(self.method, self.backend)))
-
-    def state_size(self) -> LayerStateSize:
-        """The memories, and the last token."""
-        return LayerStateSize(self.num_heads * self.head_dim * self.value_dim, convolution=self.hidden_size)
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        belief: LayerBelief | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        first_value: Tensor | None = None,
-        return_value: Literal[False] = False,
-    ) -> tuple[Tensor, RWKV7Belief]: ...
-
-    @overload
-    def forward(
-        self,
-        x: Tensor,
-        belief: LayerBelief | None = None,
-        *,
-        cu_seqlens: Tensor | None = None,
-        first_value: Tensor | None = None,
-        return_value: Literal[True],
-    ) -> tuple[Tensor, RWKV7Belief, Tensor]: ...
+    @property
+    def tail_size(self) -> int:
+        """Elements of the last token."""
+        return self.hidden_size
 
     def forward(
         self,
@@ -218,25 +178,46 @@ class RWKV7(SequenceLayer):
         belief: LayerBelief | None = None,
         *,
         cu_seqlens: Tensor | None = None,
+        return_variance: bool = False,
+        return_evidence: bool = False,
         first_value: Tensor | None = None,
         return_value: bool = False,
-    ) -> tuple[Tensor, RWKV7Belief] | tuple[Tensor, RWKV7Belief, Tensor]:
+    ) -> tuple[Any, ...]:
         """Mix x, starting from a belief.
 
         Args:
             x: [B,T,hidden_size].
             belief: from an earlier call; None starts from an empty memory.
             cu_seqlens: boundaries of packed sequences, [N+1], with B = 1.
+            return_variance: refused: this memory keeps no covariance.
+            return_evidence: also return how expected each write was, as an `Uncertainty`.
             first_value: the values of the first layer for the same tokens, [B,T,H,M]; with `value_residual` only.
             return_value: also return this layer's own values, [B,T,H,M].
 
         Returns:
-            y, [B,T,hidden_size], and the new belief; and the values if asked for.
+            y, [B,T,hidden_size], and the new belief; then the uncertainty and the values, if requested.
         """
-        batch = self.check(x, belief, RWKV7Belief, cu_seqlens)
-        assert belief is None or isinstance(belief, RWKV7Belief)
-        self._check_shapes(x, belief, batch, first_value)
-        (previous, x), tail = delayed(x, None if belief is None else belief.tails[0], cu_seqlens, 2)
+        tails = self._tails(x, belief, cu_seqlens)
+        self._check_first_value(x, first_value)
+        inputs, tails = self._mixed(x, tails, cu_seqlens, first_value)
+        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence)
+        results: list[Any] = [self.read_out(out.output, x, inputs), FilterBelief(out.belief, tails)]
+        if return_variance or return_evidence:
+            results.append(Uncertainty(out.variance, out.write_log_evidence))
+        if return_value:
+            results.append(inputs.aside[-1])
+        return tuple(results)
+
+    def step_inputs(
+        self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None
+    ) -> tuple[StepInputs, tuple[Tensor, ...]]:
+        """Compute queries, keys, values, decays and removals of x."""
+        return self._mixed(x, tails, cu_seqlens, None)
+
+    def _mixed(
+        self, x: Tensor, tails: tuple[Tensor, ...] | None, cu_seqlens: Tensor | None, first_value: Tensor | None
+    ) -> tuple[StepInputs, tuple[Tensor, ...]]:
+        (previous, x), tail = delayed(x, None if tails is None else tails[0], cu_seqlens, 2)
         change = previous - x
         x_r, x_w, x_k, x_v, x_a, x_g = (torch.addcmul(x, change, share) for share in self.mix)
         r, k, v = self._heads(self.r_proj(x_r)), wide(self._heads(self.k_proj(x_k))), self._heads(self.v_proj(x_v))
@@ -247,50 +228,33 @@ class RWKV7(SequenceLayer):
         own = v
         if self.first_share is not None and first_value is not None:
             v = torch.lerp(v, first_value.to(v.dtype), self._heads(self.first_share(x_v)).sigmoid())
-        try:
-            y, memory = generalised_delta_rule(
-                log_decay,
-                removal_key,
-                a * removal_key,
-                k,
-                v,
-                r,
-                initial=None if belief is None else belief.memory,
-                cu_seqlens=cu_seqlens,
-                method=self.method,
-                backend=self.backend,
-            )
-        except ValueError as error:
-            self.refuse_non_finite(x, error)
-            raise
         bonus = (wide(r) * wide(self.rho) * k).sum(-1, keepdim=True).to(v.dtype) * v
+        drift = {"log_decay": log_decay, "removal_key": removal_key, "removal": a * removal_key}
+        return StepInputs(wide(r), k, wide(v), {**drift, **NOISELESS}, aside=(bonus, x_g, own)), (tail,)
+
+    def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
+        """Normalise each head, add the bonus, gate, and project back to the width."""
+        bonus, x_g, _ = inputs.aside
+        y = y.to(bonus.dtype)
         y = self.o_norm(y.flatten(0, 1).flatten(1)).view(*x.shape[:2], -1) + bonus.flatten(-2)
-        y, new = self.o_proj(y * self.gate(x_g)), RWKV7Belief(memory, (tail,))
-        return (y, new, own) if return_value else (y, new)
+        return self.o_proj(y * self.gate(x_g))
 
     def _heads(self, y: Tensor) -> Tensor:
         return y.unflatten(-1, (self.num_heads, -1))
 
-    def _check_shapes(self, x: Tensor, belief: RWKV7Belief | None, batch: int, first_value: Tensor | None) -> None:
-        wanted = (batch, self.num_heads, self.head_dim, self.value_dim)
-        if belief is not None and belief.memory.shape != wanted:
-            raise ValueError(
-                f"belief.memory: expected shape {list(wanted)} for this layer, got {list(belief.memory.shape)}"
-            )
-        wanted = (*x.shape[:2], self.num_heads, self.value_dim)
+    def _check_first_value(self, x: Tensor, first_value: Tensor | None) -> None:
+        expected = (*x.shape[:2], self.num_heads, self.value_dim)
         if self.first_share is None:
             if first_value is not None:
-                raise ValueError(
-                    "first_value: expected None, since this layer was made without value_residual, got one"
-                )
-        elif first_value is None or first_value.shape != wanted:
+                raise ValueError("first_value: expected None, since this layer has no value_residual, got a value")
+        elif first_value is None or first_value.shape != expected:
             got = None if first_value is None else f"shape {list(first_value.shape)}"
             raise ValueError(
-                f"first_value: expected the values of the first layer, {list(wanted)}, since this layer was made with "
+                f"first_value: expected the values of the first layer, {list(expected)}, since this layer has "
                 f"value_residual, got {got}"
             )
 
 
-def _rank(name: str, given: int | None, about: float) -> int:
-    """The rank that was given, or the nearest multiple of 32."""
-    return max(32, round(about / 32) * 32) if given is None else positive(name, given)
+def _rank(name: str, rank: int | None, default: float) -> int:
+    """Return the rank that the user chose, or the multiple of 32 nearest to the default."""
+    return max(32, round(default / 32) * 32) if rank is None else positive(name, rank)

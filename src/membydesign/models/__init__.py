@@ -5,6 +5,9 @@
 Importing this package registers them: `AutoModelForCausalLM.from_pretrained` then reads what `save_pretrained` wrote.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from membydesign.install import install_hint
 
 try:
@@ -27,9 +30,20 @@ from membydesign.models.outputs import (
 )
 from membydesign.models.token_losses import next_token_losses, token_cross_entropies, token_divergences
 
+if TYPE_CHECKING:
+    from membydesign.models.tensor_parallelism import tensor_parallel, tensor_parallel_plan
+
 AutoConfig.register(MemoryConfig.model_type, MemoryConfig, exist_ok=True)
 AutoModel.register(MemoryConfig, MemoryModel, exist_ok=True)
 AutoModelForCausalLM.register(MemoryConfig, MemoryForCausalLM, exist_ok=True)
+
+
+def __getattr__(name: str) -> Any:
+    """Import tensor parallelism when it is used: DTensors take long to import."""
+    if name in ("tensor_parallel", "tensor_parallel_plan"):
+        return getattr(import_module("membydesign.models.tensor_parallelism"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Conversion",
@@ -44,6 +58,8 @@ __all__ = [
     "convert_fla",
     "load_fla",
     "next_token_losses",
+    "tensor_parallel",
+    "tensor_parallel_plan",
     "token_cross_entropies",
     "token_divergences",
 ]

@@ -11,7 +11,7 @@ _MAPPING = "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING"
 
 
 def register_with_peft(model_type: str) -> None:
-    """Give PEFT its default `target_modules`, if it is imported; an entry that is there already stays.
+    """Give PEFT its default `target_modules`, if it is imported; an existing entry stays.
 
     PEFT has no other place for defaults, and importing it takes a second that most users have no use for. It asks a
     model for `config.to_dict()` before it looks for them, which is when this is called: the order of imports is free.

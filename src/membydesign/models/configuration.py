@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from contextlib import nullcontext
 from dataclasses import fields
@@ -13,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from membydesign.layers import LAYERS, SequenceLayer, make_layer
+from membydesign.errors import check_whole_number
+from membydesign.files import read_object
+from membydesign.layers import SequenceLayer, layer_names, make_layer
 from membydesign.layers.base import positive
+from membydesign.layers.registry import module_of
 from membydesign.models.adapters import register_with_peft
 from membydesign.models.arguments import unknown
 from membydesign.models.remote import AUTO_MAP, write_module
@@ -62,18 +64,23 @@ _ELSEWHERE = {
 """Other libraries' names of arguments, and ours."""
 
 
+LARGEST = 2**31 - 1
+"""Largest size; torch counts elements in 64 bits, of which a product of two may need all."""
+
+
 class MemoryConfig(PreTrainedConfig):
     """What a `MemoryModel` is made of.
 
     Args:
-        vocab_size: how many tokens there are.
+        vocab_size: number of tokens in the vocabulary.
         hidden_size: the width.
         num_hidden_layers: how many blocks; by default as many as `layers` has names, or 4.
-        layers: the name of a layer (`membydesign.layers.LAYERS`), or one for each block: a hybrid is a list.
+        layers: the name of a layer (`membydesign.layers.layer_names()`), or one for each block: a hybrid is a list.
         num_heads: H of every layer.
         head_dim: D of every layer; default hidden_size / num_heads.
         layer_options: further arguments of layers, by the layer's name; `num_heads` and `head_dim` may be among them:
             `{"bayesian_layer": {"short_convolution": 4}, "attention": {"num_heads": 8, "head_dim": 64}}`.
+        layer_modules: the modules that register layers of your own, by the layer's name; filled in by itself.
         intermediate_size: hidden units of each SwiGLU; default about 8/3 of the width; 0 for blocks without one.
         mlp_dropout: dropout of the SwiGLU's hidden units.
         norm_eps: ε of the blocks' norms and of the last one; a layer's own norm has `norm_eps` among its options.
@@ -98,6 +105,7 @@ class MemoryConfig(PreTrainedConfig):
     num_heads: int = 4
     head_dim: int | None = None
     layer_options: dict[str, dict[str, Any]] | None = None
+    layer_modules: dict[str, str] | None = None
     intermediate_size: int | None = None
     mlp_dropout: float = 0.0
     norm_eps: float = 1e-6
@@ -120,6 +128,8 @@ class MemoryConfig(PreTrainedConfig):
                     "; options of a layer go into layer_options",
                 )
         self._take_heads(kwargs.pop("num_attention_heads", None))
+        if not isinstance(self.layers, (str, list, tuple)):
+            raise ValueError(f"layers: expected a name or a list of names, got {self.layers!r}")
         if self.num_hidden_layers is None:
             self.num_hidden_layers = 4 if isinstance(self.layers, str) else len(self.layers)
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads"):
@@ -128,6 +138,9 @@ class MemoryConfig(PreTrainedConfig):
             self.layers = [self.layers] * self.num_hidden_layers
         if self.layer_options is None:
             self.layer_options = {}
+        for name in ("layer_options", "layer_modules"):
+            if not isinstance(getattr(self, name), (dict, type(None))):
+                raise ValueError(f"{name}: expected a dict by names of layers, got {getattr(self, name)!r}")
         if self.intermediate_size is None:  # as many weights as four times the width would have without a gate
             self.intermediate_size = 64 * max(1, round(self.hidden_size * 8 / 3 / 64))
         if self.head_dim is None:
@@ -137,6 +150,11 @@ class MemoryConfig(PreTrainedConfig):
                     f"got {self.num_heads}"
                 )
             self.head_dim = self.hidden_size // self.num_heads
+        positive("head_dim", self.head_dim)
+        check_whole_number("intermediate_size", self.intermediate_size, 0)
+        for name in ("vocab_size", "hidden_size", "num_heads", "head_dim", "intermediate_size"):
+            if getattr(self, name) > LARGEST:
+                raise ValueError(f"{name}: expected a whole number of at most {LARGEST:,}, got {getattr(self, name)}")
         super().__post_init__(**{**kwargs, "auto_map": dict(AUTO_MAP)})
         self._check()
 
@@ -149,6 +167,9 @@ class MemoryConfig(PreTrainedConfig):
         self.num_heads = other
 
     def _check(self) -> None:
+        for name in self.layers:
+            if not isinstance(name, str):
+                raise ValueError(f"layers: expected names, got {name!r}")
         if len(self.layers) != self.num_hidden_layers:
             raise ValueError(
                 f"layers: expected one name, or num_hidden_layers = {self.num_hidden_layers} names, "
@@ -170,26 +191,29 @@ class MemoryConfig(PreTrainedConfig):
                 raise ValueError(
                     f"layer_options: expected no value_residual for {name}, since blocks hand on no values, got True"
                 )
-        if not 0 <= self.mlp_dropout < 1:
+        if not _is_number(self.mlp_dropout) or not 0 <= self.mlp_dropout < 1:
             raise ValueError(f"mlp_dropout: expected a number from 0 to below 1, got {self.mlp_dropout}")
-        for name, least in (
-            ("intermediate_size", "at least 0"),
-            ("norm_eps", "above 0"),
-            ("initializer_range", "above 0"),
-        ):
+        for name in ("norm_eps", "initializer_range"):
             value = getattr(self, name)
-            if not value >= 0 or (value == 0 and least == "above 0"):
-                raise ValueError(f"{name}: expected a number {least}, got {value!r}")
-        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
+            if not _is_number(value) or not 0 < value < float("inf"):
+                raise ValueError(f"{name}: expected a number above 0, got {value!r}")
+        if self.pad_token_id is not None and (
+            type(self.pad_token_id) is not int or self.pad_token_id >= self.vocab_size
+        ):
             raise ValueError(
                 f"pad_token_id: expected one below vocab_size = {self.vocab_size}, got {self.pad_token_id}"
             )
         for name in dict.fromkeys(self.layers):
-            self.make_layer(name, device="meta")
+            try:
+                self.make_layer(name, device="meta")
+            except RuntimeError as error:  # sizes whose product exceeds 64 bits
+                raise ValueError(f"layers: expected {name} to have a size that torch can represent: {error}") from error
+        modules = {name: module for name in dict.fromkeys(self.layers) if (module := module_of(name)) is not None}
+        self.layer_modules = modules or None
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As Transformers does; keys that nobody knows, which another version wrote, are kept with a warning."""
+        """Read a configuration; unknown keys, written by another version, are kept with a warning."""
         strange = {name: value for name, value in config_dict.items() if not _is_known(name)}
         if not strange:
             return super().from_dict(config_dict, **kwargs)
@@ -197,19 +221,19 @@ class MemoryConfig(PreTrainedConfig):
             f"config.json: {', '.join(strange)}: unknown and without effect; another version may have written it",
             stacklevel=2,
         )
-        found = super().from_dict({name: x for name, x in config_dict.items() if name not in strange}, **kwargs)
-        config = found[0] if isinstance(found, tuple) else found
+        result = super().from_dict({name: x for name, x in config_dict.items() if name not in strange}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
         for name, value in strange.items():
             setattr(config, name, value)
-        return found
+        return result
 
     @classmethod
     def from_json_file(cls, json_file: str | PathLike[str]) -> MemoryConfig:
-        """The configuration in a file."""
-        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+        """Read the configuration in a file."""
+        return cls.from_dict(read_object(Path(json_file)))
 
     def to_dict(self) -> dict[str, Any]:
-        """As Transformers does; PEFT learns of this kind of model on the way."""
+        """Convert to a dict, and register this kind of model with PEFT."""
         register_with_peft(self.model_type)
         return super().to_dict()
 
@@ -221,16 +245,24 @@ class MemoryConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing to do: otherwise Transformers would copy this module into every folder it saves to."""
+        """Do nothing: otherwise Transformers would copy this module into every folder it saves to."""
 
     def make_layer(self, name: str, device: torch.device | str | None = None) -> SequenceLayer:
-        """The layer of a block, by name."""
-        if name not in LAYERS:
-            raise ValueError(f"layers: expected names among {', '.join(LAYERS)}, got {name!r}")
+        """Build the layer of a block, by name."""
+        if name not in layer_names():
+            module = (self.layer_modules or {}).get(name)
+            hint = f"; import {module} first, the module that registered it" if module else ""
+            if module == "__main__":
+                hint = "; register it first, as the script that saved this configuration did"
+            raise ValueError(f"layers: expected names among {', '.join(layer_names())}, got {name!r}{hint}")
         assert self.layer_options is not None
         sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
         with nullcontext() if device is None else torch.device(device):
             return make_layer(name, self.hidden_size, **{**sizes, **self.layer_options.get(name, {})})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from transformers import GenerationConfig
 
+from membydesign.files import read_object
 from membydesign.models.checkpoint import Checkpoint, StoredTensor
 from membydesign.models.fla_config import memory_config
 from membydesign.models.modeling import MemoryForCausalLM
@@ -77,7 +78,7 @@ def load_fla(
     revision: str | None = None,
     ignore: Collection[str] = (),
 ) -> MemoryForCausalLM:
-    """A Gated DeltaNet that flash-linear-attention saved, as one of ours.
+    """Load a Gated DeltaNet that flash-linear-attention saved, as a `MemoryForCausalLM`.
 
     Checkpoints of today and of December 2024 (whose MLP is fused) are told apart by their names and shapes. Only
     safetensors are read; flash-linear-attention is not needed.
@@ -92,10 +93,10 @@ def load_fla(
     Raises:
         ValueError: if anything does not fit, with all that does not.
     """
-    found = convert_fla(source, dtype=dtype, device=device, revision=revision, ignore=ignore)
-    for note in found.notes:
+    conversion = convert_fla(source, dtype=dtype, device=device, revision=revision, ignore=ignore)
+    for note in conversion.notes:
         warnings.warn(note, stacklevel=2)
-    return found.model
+    return conversion.model
 
 
 @torch.no_grad()
@@ -108,21 +109,24 @@ def convert_fla(
     ignore: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Conversion:
-    """As `load_fla`, with an account of what was done.
+    """Convert as `load_fla` does, and report what was done.
 
     Args:
-        source: see there, as for all that is not named here.
-        dtype: see there.
-        device: see there.
-        revision: see there.
-        ignore: see there.
+        source: as in `load_fla`.
+        dtype: as in `load_fla`.
+        device: as in `load_fla`.
+        revision: as in `load_fla`.
+        ignore: as in `load_fla`.
         progress: called with the number of parameters that are loaded, and that of all.
     """
     checkpoint = Checkpoint.open(source, revision)
-    config = memory_config(checkpoint.config, ignore)
+    config = memory_config(checkpoint.config, ignore, len(checkpoint.tensors))
     skipped, notes = _tie(config, checkpoint)
-    with torch.device("meta"):
-        model = MemoryForCausalLM(config)
+    try:
+        with torch.device("meta"):
+            model = MemoryForCausalLM(config)
+    except RuntimeError as error:  # sizes whose product exceeds 64 bits
+        raise ValueError(f"source: expected a model that torch can represent in config.json, got {error}") from error
     matched = match({name: tuple(p.shape) for name, p in model.named_parameters()}, checkpoint.tensors)
     matched.refuse(checkpoint)
     dtype = _widest(part.stored for part in matched.parts.values()) if dtype is None else dtype
@@ -140,10 +144,11 @@ def convert_fla(
             progress(done, total)
     if (checkpoint.folder / "generation_config.json").exists():
         try:
+            read_object(checkpoint.folder / "generation_config.json")  # whose errors are easier to read
             generation = GenerationConfig.from_pretrained(checkpoint.folder)
             generation.validate(strict=True)
             model.generation_config = generation
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             notes.append(f"generation_config.json is left out: {error}")
     return Conversion(model.eval(), checkpoint, (*matched.skipped, *skipped), tuple(notes))
 
@@ -204,7 +209,7 @@ def match(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTe
         expected: shapes of our parameters, by our names; shared ones once.
         stored: the checkpoint's tensors.
     """
-    found = Matched()
+    matched = Matched()
     unused = dict(stored)
     if HEAD not in expected:
         unused.pop(HEAD, None)  # tied: looked at elsewhere
@@ -218,21 +223,21 @@ def match(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTe
                 rows = slice(half, 2 * half) if ".up_proj." in theirs else slice(0, half)
                 theirs, shape = fused, (2 * half, *shape[1:])
         if theirs not in stored:
-            found.problems["missing"].append(f"{theirs} {list(shape)}")
+            matched.problems["missing"].append(f"{theirs} {list(shape)}")
             continue
         unused.pop(theirs, None)
-        part = found.parts[ours] = Part(stored[theirs], rows)
+        part = matched.parts[ours] = Part(stored[theirs], rows)
         if part.stored.shape != shape:
-            found.problems["wrong shape"].append(f"{theirs}: expected {list(shape)}, got {list(part.stored.shape)}")
+            matched.problems["wrong shape"].append(f"{theirs}: expected {list(shape)}, got {list(part.stored.shape)}")
         if isinstance(part.stored.dtype, str):
-            found.problems["wrong type"].append(f"{theirs}: expected F16, BF16, F32 or F64, got {part.stored.dtype}")
+            matched.problems["wrong type"].append(f"{theirs}: expected F16, BF16, F32 or F64, got {part.stored.dtype}")
     for name, tensor in unused.items():
         rates = expected.get(name.removesuffix(".attn.D") + ".mixer.A_log")
         if name.endswith(".attn.D") and rates == tensor.shape:
-            found.skipped.append(Skipped(name, tensor.elements, "no version of the layer ever read it"))
+            matched.skipped.append(Skipped(name, tensor.elements, "no version of the layer ever read it"))
         else:
-            found.problems["unexpected"].append(f"{name} {list(tensor.shape)}")
-    return found
+            matched.problems["unexpected"].append(f"{name} {list(tensor.shape)}")
+    return matched
 
 
 def _tie(config: MemoryConfig, checkpoint: Checkpoint) -> tuple[list[Skipped], list[str]]:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.errors import FilterError, NonFiniteError
+from membydesign.filter import transforms
 from membydesign.layers.finite import weight_error
-from membydesign.ops import transforms
-from membydesign.ops.inputs import Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,9 +55,12 @@ class FiniteCheck:
             module: whose weights made it; None if the caller passed x, under the name `place`.
             prefix: of the names of its weights.
         """
-        if not x.numel() or _values_are_hidden(x):
+        if _values_are_hidden(x):
             return
-        smallest, largest = torch.aminmax(x.detach())
+        x = transforms.values(x)
+        if not x.numel():
+            return
+        smallest, largest = torch.aminmax(x)
         if x.device.type not in self.at_once:
             self._later.append(Seen(smallest.isfinite() & largest.isfinite(), x.dtype, place, module, prefix))
         elif not (math.isfinite(smallest.item()) and math.isfinite(largest.item())):
@@ -96,7 +98,9 @@ def named(error: Exception, place: str, module: nn.Module) -> Exception:
         return blamed
     if isinstance(error, FilterError):
         return type(error)(f"{place}: {error}")
-    about_numbers = str(error).partition(":")[0] in Inputs._fields  # which the layer made, not the caller
+    design = getattr(getattr(module, "mixer", None), "design", None)
+    names = ("q", "k", "v", *(parameter.name for parameter in (design.step_parameters if design else ())))
+    about_numbers = str(error).partition(":")[0] in names  # which the layer made, not the caller
     return (NonFiniteError if "finite" in str(error) else FilterError)(f"{place}: {error}") if about_numbers else error
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
-from membydesign.models.configuration import MemoryConfig
+from membydesign.models.configuration import LARGEST, MemoryConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -50,20 +51,58 @@ _ONLY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "attn": (lambda x: not x, "no attention layers among the others (hybrids are not converted)"),
     "allow_neg_eigval": (lambda x: not x, "false: a gate up to 2 is not in the design"),
     "conv_bias": (lambda x: not x, "false: convolutions have no bias here"),
-    "attnres_block_size": (lambda x: x is None, "null: residuals that attend to earlier blocks are not there"),
+    "attnres_block_size": (lambda x: x is None, "null: residuals that attend to earlier blocks are not supported"),
     "hidden_act": (lambda x: x in ("swish", "silu"), "'swish'"),
     "quantization_config": (lambda x: not x, "null: weights as floating-point numbers"),
 }
 
-_POSITIVE = ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "conv_size")
+
+def _whole(x: Any) -> bool:
+    return type(x) is int and 1 <= x <= LARGEST
 
 
-def memory_config(options: Mapping[str, Any], ignore: Collection[str] = ()) -> MemoryConfig:
-    """What config.json of a Gated DeltaNet says, as a `MemoryConfig`.
+def _id(x: Any) -> bool:
+    return x is None or (type(x) is int and abs(x) <= LARGEST)
+
+
+def _number(x: Any) -> bool:
+    return type(x) in (int, float) and 0 < x <= LARGEST and math.isfinite(x)
+
+
+DEEP = 256
+"""Layers that are built, which takes a second, and then compared with the stored tensors by name."""
+
+_TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        ("vocab_size", "hidden_size", "num_hidden_layers", "num_heads", "head_dim", "conv_size"),
+        _whole,
+        "a whole number of at least 1",
+    ),
+    (("num_v_heads", "intermediate_size"), lambda x: x is None or _whole(x), "a whole number of at least 1, or null"),
+    (("expand_v", "norm_eps", "initializer_range"), _number, "a number above 0"),
+    (("hidden_ratio",), lambda x: x is None or _number(x), "a number above 0, or null"),
+    (
+        ("use_gate", "use_short_conv", "tie_word_embeddings", "use_cache"),
+        lambda x: x is None or type(x) is bool,
+        "true, false or null",
+    ),
+    (("pad_token_id", "bos_token_id"), _id, "a token or null"),
+    (
+        ("eos_token_id",),
+        lambda x: _id(x) or (isinstance(x, list) and all(type(one) is int and _id(one) for one in x)),
+        "a token, a list of tokens, or null",
+    ),
+)
+"""What options may be: names, test, and how an error says it."""
+
+
+def memory_config(options: Mapping[str, Any], ignore: Collection[str] = (), tensors: int | None = None) -> MemoryConfig:
+    """Translate config.json of a Gated DeltaNet to a `MemoryConfig`.
 
     Args:
         options: the content of config.json.
         ignore: names of options not to look at.
+        tensors: number of tensors in the checkpoint, if known; a model has at least one for each layer.
 
     Example:
         >>> config = memory_config({"model_type": "gated_deltanet", "hidden_size": 64, "num_heads": 2, "head_dim": 24})
@@ -80,25 +119,32 @@ def memory_config(options: Mapping[str, Any], ignore: Collection[str] = ()) -> M
     options = {name: value for name, value in options.items() if name not in ignore}
     read = {**_DEFAULTS, **{name: options[name] for name in _DEFAULTS if name in options}}
     problems = [
-        f"{name}: expected {expected}, got {options[name]!r}"
+        f"{name}: expected {expected}, got {_shown(options[name])}"
         for name, (good, expected) in _ONLY.items()
         if name in options and not good(options[name])
     ]
     problems += [
-        f"{name}: expected a whole number of at least 1, got {read[name]!r}"
-        for name in _POSITIVE
-        if not isinstance(read[name], int) or isinstance(read[name], bool) or read[name] < 1
+        f"{name}: expected {expected}, got {_shown(read[name])}"
+        for names, good, expected in _TYPES
+        for name in names
+        if not good(read[name])
     ]
+    if tensors is not None and _whole(read["num_hidden_layers"]) and read["num_hidden_layers"] > max(tensors, DEEP):
+        # Building that many layers, only to find that nothing is stored for them, could take minutes.
+        problems.append(
+            f"num_hidden_layers: expected at most {tensors}, the number of stored tensors, "
+            f"got {read['num_hidden_layers']}"
+        )
     known = {*_DEFAULTS, *_ONLY, *_WITHOUT_EFFECT, *PreTrainedConfig().to_dict()}
     problems += [
-        f"{name}: expected no such option, got {value!r} (ignore it, by name, if it does not change the outputs)"
+        f"{name}: expected no such option, got {_shown(value)} (ignore it, by name, if it does not change the outputs)"
         for name, value in options.items()
         if name not in known and value is not None
     ]
     value_dim = 0
     if not problems:
         value_dim = round(read["head_dim"] * read["expand_v"])
-        if value_dim < 1 or abs(read["head_dim"] * read["expand_v"] - value_dim) > 1e-5 * value_dim:
+        if not 1 <= value_dim <= LARGEST or abs(read["head_dim"] * read["expand_v"] - value_dim) > 1e-5 * value_dim:
             problems.append(
                 f"expand_v: expected head_dim·expand_v to be whole, got {read['head_dim']}·{read['expand_v']}"
             )
@@ -126,8 +172,14 @@ def memory_config(options: Mapping[str, Any], ignore: Collection[str] = ()) -> M
     )
 
 
+def _shown(value: Any) -> str:
+    """Show a value of a foreign file, which may be of any length."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def _intermediate_size(read: Mapping[str, Any]) -> int:
-    """As given, or two thirds of hidden_ratio times the width, up to a multiple of 256."""
+    """Return intermediate_size, or two thirds of hidden_ratio times the width, up to a multiple of 256."""
     if read["intermediate_size"] is not None:
         return read["intermediate_size"]
     ratio = 4 if read["hidden_ratio"] is None else read["hidden_ratio"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from membydesign.models.arguments import no_attentions
-from membydesign.models.cache import MemoryCache
+from membydesign.models.cache import MemoryCache, unchanged_on_error
 from membydesign.models.outputs import MemoryGenerateBeamOutput, MemoryGenerateOutput
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class MemoryGenerationMixin(GenerationMixin):
     Transformers knows a model that generates by "GenerationMixin" in the name of a base class.
     """
 
+    @wraps(GenerationMixin.generate)  # pyright: ignore[reportAttributeAccessIssue]
+    def generate(self, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Generate as Transformers does; if that raises, a cache in `past_key_values` is as before the call."""
+        with unchanged_on_error(kwargs.get("past_key_values")):
+            return super().generate(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: continuous batching keeps pages of keys and values."""
         raise NotImplementedError(_CONTINUOUS)
@@ -58,13 +65,13 @@ class MemoryGenerationMixin(GenerationMixin):
         raise NotImplementedError(_CONTINUOUS)
 
     def _prepare_generation_config(self, generation_config: Any, *args: Any, **kwargs: Any) -> Any:
-        found = super()._prepare_generation_config(generation_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        alpha = getattr(found[0], "penalty_alpha", None)
-        if alpha is not None and found[0].get_generation_mode() == GenerationMode.CONTRASTIVE_SEARCH:
+        prepared = super()._prepare_generation_config(generation_config, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        alpha = getattr(prepared[0], "penalty_alpha", None)
+        if alpha is not None and prepared[0].get_generation_mode() == GenerationMode.CONTRASTIVE_SEARCH:
             # Here, because Transformers next asks to trust code from the Hub, which would refuse it too.
             why = f"since contrastive search tries tokens and takes them back, {_NO_WAY_BACK}"
             raise ValueError(f"penalty_alpha: expected None, {why}, got {alpha!r}")
-        return found
+        return prepared
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, generation_mode_kwargs: dict[str, Any]
@@ -146,7 +153,7 @@ class MemoryGenerationMixin(GenerationMixin):
 
 
 def _with_uncertainty(decode: Callable[..., Any], input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """What a decoding method returns and, if requested, the uncertainty of each token."""
+    """Run a decoding method and, if requested, add the uncertainty of each token to its output."""
     requests = [name for name in ("return_variance", "return_evidence") if kwargs.get(name)]
     if not requests:
         return decode(input_ids, *args, **kwargs)
@@ -156,12 +163,12 @@ def _with_uncertainty(decode: Callable[..., Any], input_ids: Tensor, *args: Any,
             "got False"
         )
     steps: list[_Step] = []
-    found = decode(input_ids, *args, **kwargs, **{_STEPS: steps})
-    beams = getattr(found, "beam_indices", None)
-    count = found.sequences.shape[1] - input_ids.shape[1] if beams is None else beams.shape[1]
+    output = decode(input_ids, *args, **kwargs, **{_STEPS: steps})
+    beams = getattr(output, "beam_indices", None)
+    count = output.sequences.shape[1] - input_ids.shape[1] if beams is None else beams.shape[1]
     kind = MemoryGenerateOutput if beams is None else MemoryGenerateBeamOutput
     return kind(
-        **{field.name: getattr(found, field.name) for field in fields(found)},
+        **{field.name: getattr(output, field.name) for field in fields(output)},
         variances=_of_tokens([step.variances for step in steps[:count]], beams),
         log_evidences=_of_tokens([step.log_evidences for step in steps[:count]], beams),
     )
@@ -190,5 +197,5 @@ def _in_rows(x: Tensor, beams: Tensor | None) -> Tensor:
     if beams is None:
         return x
     beams = beams.to(x.device)
-    found = x[beams.clamp(min=0), torch.arange(beams.shape[1], device=x.device)]
-    return found * (beams >= 0).to(x.dtype).view(*beams.shape, *[1] * (x.ndim - 2))
+    rows = x[beams.clamp(min=0), torch.arange(beams.shape[1], device=x.device)]
+    return rows * (beams >= 0).to(x.dtype).view(*beams.shape, *[1] * (x.ndim - 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,13 @@ from transformers.utils.generic import can_return_tuple
 from membydesign.errors import FilterError
 from membydesign.layers import FilterLayer, SequenceLayer, Uncertainty
 from membydesign.models.arguments import LOSS, check_call
-from membydesign.models.cache import MemoryCache
+from membydesign.models.cache import MemoryCache, unchanged_on_error
+from membydesign.models.checkpoint import check_folder
 from membydesign.models.configuration import MemoryConfig
 from membydesign.models.finite import FiniteCheck, named
 from membydesign.models.generation import MemoryGenerationMixin
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
-from membydesign.models.padding import Unpadded, padding_of
+from membydesign.models.padding import Padding, padding_of
 
 if TYPE_CHECKING:
     from membydesign.layers import LayerBelief
@@ -64,16 +66,16 @@ class MemoryBlock(GradientCheckpointingLayer):
         return_variance: bool = False,
         return_evidence: bool = False,
     ) -> tuple[Tensor, LayerBelief, Uncertainty]:
-        """x, [B,T,hidden_size], mixed; the new belief; and what else was asked for."""
-        asks: dict[str, bool] = {}
+        """Mix x, [B,T,hidden_size]; return the result, the new belief, and the requested uncertainty."""
+        requests: dict[str, bool] = {}
         if isinstance(self.mixer, FilterLayer):
             variance = return_variance and self.mixer.design.has_variance
-            asks = {"return_variance": variance, "return_evidence": return_evidence}
-        mixed, new, *found = self.mixer(self.mixer_norm(x), belief, cu_seqlens=cu_seqlens, **asks)
+            requests = {"return_variance": variance, "return_evidence": return_evidence}
+        mixed, new, *uncertainty = self.mixer(self.mixer_norm(x), belief, cu_seqlens=cu_seqlens, **requests)
         x = x + mixed
         if self.mlp is not None:
             x = x + self.mlp(self.mlp_norm(x))
-        return x, new, found[0] if found else Uncertainty()
+        return x, new, uncertainty[0] if uncertainty else Uncertainty()
 
 
 class MemoryPreTrainedModel(PreTrainedModel):
@@ -89,10 +91,21 @@ class MemoryPreTrainedModel(PreTrainedModel):
     _is_stateful = True
     _supports_sdpa = True
 
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """Load a saved model, from safetensors only; a folder is checked before anything is built."""
+        source = pretrained_model_name_or_path
+        folder = None if source is None else Path(source, kwargs.get("subfolder") or "")
+        loaded_otherwise = kwargs.get("state_dict") is not None or kwargs.get("variant") is not None
+        if folder is not None and (folder / "config.json").is_file() and not loaded_otherwise:
+            check_folder(folder)
+        return super().from_pretrained(source, *model_args, **{**kwargs, "use_safetensors": True})
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if type(module).__module__.startswith("membydesign.layers") and hasattr(module, "reset_parameters"):
+        own = type(module).__module__.startswith("membydesign.layers") and hasattr(module, "reset_parameters")
+        if own or isinstance(module, SequenceLayer):
             # Transformers marks what it loaded; starting values are for the rest.
             loaded = [p for p in module.parameters() if getattr(p, "_is_hf_initialized", False)]
             kept = [p.clone() for p in loaded]
@@ -143,7 +156,7 @@ class MemoryModel(MemoryPreTrainedModel):
                 taken out before the layers and come back as zeros.
             position_ids: only restarts are read: with B = 1, no padding and no cache, a position 0 begins a packed
                 sequence, as Transformers' collators write it.
-            past_key_values: beliefs from an earlier call, updated in place.
+            past_key_values: beliefs from an earlier call, updated in place; unchanged if this call raises.
             inputs_embeds: [B,T,hidden_size], instead of `input_ids`.
             use_cache: whether to return beliefs; default as configured, and not while training.
             output_hidden_states: whether to return the output of every block.
@@ -161,8 +174,8 @@ class MemoryModel(MemoryPreTrainedModel):
         if x.ndim != 3 or not x.shape[1] or x.shape[2] != self.config.hidden_size:
             if input_ids is not None:
                 raise ValueError(f"input_ids: expected shape [B,T] with T at least 1, got {list(input_ids.shape)}")
-            wanted = f"[B,T,{self.config.hidden_size}] (hidden_size) with T at least 1"
-            raise ValueError(f"inputs_embeds: expected shape {wanted}, got {list(x.shape)}")
+            expected = f"[B,T,{self.config.hidden_size}] (hidden_size) with T at least 1"
+            raise ValueError(f"inputs_embeds: expected shape {expected}, got {list(x.shape)}")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if use_cache and self.gradient_checkpointing and self.training:
@@ -177,9 +190,9 @@ class MemoryModel(MemoryPreTrainedModel):
         if padding is not None and cu_seqlens is not None:
             raise ValueError("attention_mask: expected no padding with cu_seqlens, got some")
         states: list[Tensor] = []
-        found = [Uncertainty()] * len(self.layers)
-        if padding is None or len(padding.places):
-            x, found = self._run(
+        uncertainties = [Uncertainty()] * len(self.layers)
+        if padding is None or len(padding.places.indices):
+            x, uncertainties, beliefs = self._run(
                 x,
                 "the embeddings" if inputs_embeds is None else "inputs_embeds",
                 padding,
@@ -194,48 +207,52 @@ class MemoryModel(MemoryPreTrainedModel):
         else:  # nothing to remember from a piece of a prompt that is padding in every sequence
             x = torch.zeros_like(x)
             states = [x] * (len(self.layers) + 1)
+            beliefs = [layer.belief for layer in past_key_values.layers]
         if cache is not None:
-            for layer in cache.layers:
-                layer.seen += T
+            cache.advance(beliefs, T)
         return MemoryModelOutput(
             last_hidden_state=x,
             past_key_values=cache,
             hidden_states=tuple(states) if output_hidden_states else None,
-            variances=tuple(u.variance for u in found) if return_variance else None,
-            log_evidences=tuple(u.log_evidence for u in found) if return_evidence else None,
+            variances=tuple(u.variance for u in uncertainties) if return_variance else None,
+            log_evidences=tuple(u.log_evidence for u in uncertainties) if return_evidence else None,
         )
 
     def _run(
         self,
         x: Tensor,
         source: str,
-        padding: Unpadded | None,
+        padding: Padding | None,
         cu_seqlens: Tensor | None,
         cache: MemoryCache | None,
         states: list[Tensor] | None,
-        *asks: bool,
-    ) -> tuple[Tensor, list[Uncertainty]]:
-        """All blocks and the norm, over tokens without their padding; states are kept in a list, if there is one."""
+        *requests: bool,
+    ) -> tuple[Tensor, list[Uncertainty], list[LayerBelief | None]]:
+        """Run all blocks and the norm over tokens without padding; append hidden states to `states` if it is a list.
+
+        Also returns the new beliefs, if there is a cache, which itself is only read.
+        """
 
         def padded(y: Tensor | None) -> Any:
-            return y if padding is None or y is None else padding.pad(y)
+            return y if padding is None or y is None else padding.places.spread(y)
 
         def kept(y: Tensor) -> Tensor:
             if states is None:
                 return y
             states.append(padded(y))  # and go on from it, so that gradients reach what the caller gets
-            return states[-1] if padding is None else padding.pack(states[-1])
+            return states[-1] if padding is None else padding.places.pack(states[-1])
 
         if padding is not None:
-            x, cu_seqlens = padding.pack(x), padding.cu_seqlens
+            x, cu_seqlens = padding.places.pack(x), padding.cu_seqlens
         check = FiniteCheck()
         check.see(x, source, None if source == "inputs_embeds" else self.embeddings, "embeddings")
-        found: list[Uncertainty] = []
+        uncertainties: list[Uncertainty] = []
+        beliefs: list[LayerBelief | None] = []
         for i, block in enumerate(self.layers):
             belief = None if cache is None else cache.layers[i].belief
             place = f"layer {i} ({self.config.layers[i]})"
             try:
-                x, belief, uncertainty = block(kept(x), belief, cu_seqlens, *asks)
+                x, belief, uncertainty = block(kept(x), belief, cu_seqlens, *requests)
             except (FilterError, ValueError) as error:
                 if belief is not None and str(error).startswith(("belief", "initial")):
                     raise ValueError(f"past_key_values: expected a cache of this model; layer {i}: {error}") from error
@@ -246,23 +263,23 @@ class MemoryModel(MemoryPreTrainedModel):
                 raise explained from error
             check.see(x, place, block)
             if cache is not None:
-                cache.layers[i].remember(belief)
-            found.append(Uncertainty(*map(padded, uncertainty)))
+                beliefs.append(belief)
+            uncertainties.append(Uncertainty(*map(padded, uncertainty)))
         x = self.norm(x)
         check.see(x, "the last norm", self.norm, "norm")
         check.read()
         x = padded(x)
         if states is not None:
             states.append(x)
-        return x, found
+        return x, uncertainties, beliefs
 
-    def _cache(self, given: MemoryCache | None, wanted: bool) -> MemoryCache | None:
-        if given is None:
-            return MemoryCache(len(self.layers)) if wanted else None
-        if not isinstance(given, MemoryCache) or len(given.layers) != len(self.layers):
-            got = f"one of {len(given.layers)} layers" if isinstance(given, MemoryCache) else type(given).__name__
+    def _cache(self, past: MemoryCache | None, use_cache: bool) -> MemoryCache | None:
+        if past is None:
+            return MemoryCache(len(self.layers)) if use_cache else None
+        if not isinstance(past, MemoryCache) or len(past.layers) != len(self.layers):
+            got = f"one of {len(past.layers)} layers" if isinstance(past, MemoryCache) else type(past).__name__
             raise ValueError(f"past_key_values: expected a MemoryCache of {len(self.layers)} layers, got {got}")
-        return given
+        return past
 
 
 class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
@@ -303,73 +320,73 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
         return_evidence: bool = False,
         **kwargs: Any,
     ) -> MemoryCausalLMOutput:
-        """Logits of the next tokens, and the loss if there are labels.
+        """Compute logits of the next tokens, and the loss of labels.
 
         Args:
-            input_ids: see `MemoryModel.forward`, as for all that is not named here.
-            attention_mask: see there.
-            position_ids: see there.
-            past_key_values: see there.
-            inputs_embeds: see there.
+            input_ids: as in `MemoryModel.forward`.
+            attention_mask: as in `MemoryModel.forward`.
+            position_ids: as in `MemoryModel.forward`.
+            past_key_values: as in `MemoryModel.forward`.
+            inputs_embeds: as in `MemoryModel.forward`.
             labels: [B,T], usually the `input_ids`: the token after t is predicted at t; -100 is left out. The first
                 token of a packed sequence is left out by itself, since nothing of its own precedes it.
-            use_cache: see there.
-            output_hidden_states: see there.
-            cu_seqlens: see there.
+            use_cache: as in `MemoryModel.forward`.
+            output_hidden_states: as in `MemoryModel.forward`.
+            cu_seqlens: as in `MemoryModel.forward`.
             logits_to_keep: how many of the last tokens get logits, or which; 0 for all.
-            return_variance: see there.
-            return_evidence: see there.
+            return_variance: as in `MemoryModel.forward`.
+            return_evidence: as in `MemoryModel.forward`.
         """
         cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
         check_call(self, kwargs, LOSS)
         cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
-        out = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            cu_seqlens=cu_seqlens,
-            return_variance=return_variance,
-            return_evidence=return_evidence,
-            return_dict=True,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
-        check = FiniteCheck()
-        check.see(logits, "the logits", self.lm_head, "lm_head")
-        check.read()
-        loss = None
-        if labels is not None:
-            if labels.shape != logits.shape[:2]:
-                raise ValueError(
-                    f"labels: expected one for each of the logits, {list(logits.shape[:2])}, got {list(labels.shape)}"
-                )
-            if cu_seqlens is not None:
-                T = out.last_hidden_state.shape[1]
-                starts = cu_seqlens[1:-1].to(labels.device, torch.long)
-                first = torch.zeros(1, T, dtype=torch.bool, device=labels.device).index_fill(
-                    1, starts[starts < T], True
-                )
-                labels = labels.masked_fill(first[:, kept], -100)
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-        return MemoryCausalLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=out.past_key_values,
-            hidden_states=out.hidden_states,
-            variances=out.variances,
-            log_evidences=out.log_evidences,
-        )
+        with unchanged_on_error(past_key_values):
+            out = self.model(
+                input_ids,
+                attention_mask,
+                past_key_values=past_key_values,
+                inputs_embeds=inputs_embeds,
+                use_cache=use_cache,
+                output_hidden_states=output_hidden_states,
+                cu_seqlens=cu_seqlens,
+                return_variance=return_variance,
+                return_evidence=return_evidence,
+                return_dict=True,
+            )
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(out.last_hidden_state[:, kept])
+            check = FiniteCheck()
+            check.see(logits, "the logits", self.lm_head, "lm_head")
+            check.read()
+            loss = None
+            if labels is not None:
+                if labels.shape != logits.shape[:2]:
+                    expected = f"one for each of the logits, {list(logits.shape[:2])}"
+                    raise ValueError(f"labels: expected {expected}, got {list(labels.shape)}")
+                if cu_seqlens is not None:
+                    T = out.last_hidden_state.shape[1]
+                    starts = cu_seqlens[1:-1].to(labels.device, torch.long)
+                    first = torch.zeros(1, T, dtype=torch.bool, device=labels.device).index_fill(
+                        1, starts[starts < T], True
+                    )
+                    labels = labels.masked_fill(first[:, kept], -100)
+                loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            return MemoryCausalLMOutput(
+                loss=loss,
+                logits=logits,
+                past_key_values=out.past_key_values,
+                hidden_states=out.hidden_states,
+                variances=out.variances,
+                log_evidences=out.log_evidences,
+            )
 
 
 def _boundaries(
-    given: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None, past: MemoryCache | None
+    cu_seqlens: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None, past: MemoryCache | None
 ) -> Tensor | None:
-    """Boundaries of packed sequences: as given, or from positions that begin anew; None with padding or a past."""
-    if given is not None or past is not None or position_ids is None or position_ids.shape[0] != 1:
-        return given
+    """Return cu_seqlens, or boundaries where positions restart at 0; None with padding or a cache."""
+    if cu_seqlens is not None or past is not None or position_ids is None or position_ids.shape[0] != 1:
+        return cu_seqlens
     if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
         return None
     starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1

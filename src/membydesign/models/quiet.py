@@ -1,9 +1,9 @@
-"""Transformers without words of its own."""
+"""Silence Transformers."""
 
 from transformers.utils import logging
 
 
 def quiet() -> None:
-    """Let Transformers draw no bars of its own and say nothing but errors."""
+    """Turn off Transformers' progress bars and all of its messages except errors."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()

@@ -1,8 +1,8 @@
-"""How tools that know nothing of this package load its models: a saved model says where its code is.
+"""Write a file into saved models through which programs that do not import this package find its classes.
 
-Transformers looks for the class of a configuration in the folder of the model if `trust_remote_code=True`. What it
-finds there is a file that imports this package, which registers everything with the Auto classes. So no code is copied
-into folders, and none is executed but the code that is installed.
+Transformers looks for the class of a configuration in the folder of the model if `trust_remote_code=True`. The file
+there imports this package, which registers everything with the Auto classes. Programs that can import
+`membydesign.models` should do that instead: then no code in a folder is executed, whoever wrote it.
 """
 
 from __future__ import annotations

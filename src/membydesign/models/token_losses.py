@@ -27,7 +27,7 @@ SLICE = 512
 
 
 def model_inputs(batch: Batch) -> dict[str, Any]:
-    """A batch as arguments of a model; refuses what is none."""
+    """Turn a batch into arguments of a model; reject unknown keys."""
     if "input_ids" not in batch:
         raise ValueError(f"batch: expected input_ids, got {', '.join(batch) or 'nothing'}")
     for name in batch:
@@ -37,7 +37,7 @@ def model_inputs(batch: Batch) -> dict[str, Any]:
 
 
 def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int = SLICE) -> Tensor:
-    """The cross-entropy of every token given those before it, [N], in nats.
+    """Compute the cross-entropy of every token after those before it, [N], in nats.
 
     Args:
         model: a language model.
@@ -48,14 +48,16 @@ def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int
     inputs = model_inputs(batch)
     ids, present, bounds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("cu_seqlens")
     hidden = model.model(**inputs, use_cache=False).last_hidden_state
-    wanted = torch.ones_like(ids[:, 1:], dtype=torch.bool)
+    is_target = torch.ones_like(ids[:, 1:], dtype=torch.bool)
     if present is not None:
-        wanted &= present[:, 1:].bool() & present[:, :-1].bool()
+        is_target &= present[:, 1:].bool() & present[:, :-1].bool()
     if bounds is not None:
         starts = bounds[1:-1].to(ids.device, torch.long)
-        wanted[0, starts[(starts > 0) & (starts < ids.shape[1])] - 1] = False  # empty sequences begin at the ends too
+        is_target[0, starts[(starts > 0) & (starts < ids.shape[1])] - 1] = (
+            False  # empty sequences begin at the ends too
+        )
     return token_cross_entropies(
-        hidden[:, :-1][wanted], ids[:, 1:][wanted], model.lm_head.weight, slice_size=slice_size
+        hidden[:, :-1][is_target], ids[:, 1:][is_target], model.lm_head.weight, slice_size=slice_size
     )
 
 
@@ -154,7 +156,7 @@ def _slices(
 
 
 class _BehindHead(torch.autograd.Function):
-    """Losses of logits that are never all there, with gradients that are made in the forward pass, while they are.
+    """Losses of logits that are never all in memory; the forward pass computes gradients slice by slice.
 
     The gradient by the head is a sum over tokens, so it is made as if all losses counted the same, as they do in a
     mean. If it turns out that they do not, the logits are made once more.
@@ -164,16 +166,16 @@ class _BehindHead(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Targets, losses_of: Overwrite, size: int) -> Tensor:
         by_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         by_head = wide(torch.zeros_like(head)) if ctx.needs_input_grad[1] else None
-        found = []
+        every_loss = []
         for at, losses, by_logits in _slices(hidden, head, targets, losses_of, size):
-            found.append(losses)
+            every_loss.append(losses)
             if by_hidden is not None:
                 torch.mm(by_logits, head, out=by_hidden[at])
             if by_head is not None:
                 _add_product(by_head, by_logits, hidden[at])
         ctx.save_for_backward(hidden, head, by_hidden, by_head)
         ctx.again = targets, losses_of, size
-        return torch.cat(found)
+        return torch.cat(every_loss)
 
     @staticmethod
     @once_differentiable

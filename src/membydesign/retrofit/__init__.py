@@ -1,8 +1,8 @@
-"""The paper's retrofit: layers of a pretrained Gated DeltaNet become Bayesian Layers, and learn from it.
+"""The paper's retrofit: replace layers of a pretrained Gated DeltaNet by Bayesian Layers, and distil from it.
 
-`retrofit` makes the student, `phase_a_mask` and `phase_b_mask` say what is trained, `phase_a_losses` and `phase_b_loss`
-what is descended, `PhaseBSchedule` how the parts of it are weighed. `PhaseA` and `PhaseB` are the losses as modules,
-which the training loop (`membydesign.training`) takes.
+`retrofit` builds the student, `phase_a_mask` and `phase_b_mask` select the trained parameters, `phase_a_losses` and
+`phase_b_loss` compute the losses, and `PhaseBSchedule` weights them. `PhaseA` and `PhaseB` wrap the losses as modules
+for the training loop (`membydesign.training`).
 """
 
 from membydesign.retrofit.losses import (

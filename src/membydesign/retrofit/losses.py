@@ -1,4 +1,4 @@
-"""What distillation descends: how far a student's layers and predictions are from its teacher's."""
+"""Distillation losses: distances of a student's layers and predictions from its teacher's."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from membydesign.retrofit.schedule import LossWeights
 
 COSINE_WEIGHT = 0.05
-"""Of the cosine in Phase A."""
+"""Weight of the cosine term in Phase A."""
 
 VARIANCE_FLOOR = 1e-6
 """Added to the variance that an NMSE is divided by."""
 
 
 class Boundary(NamedTuple):
-    """What went into a sequence layer and what came out, padding left out.
+    """Input and output of a sequence layer, without padding.
 
     Attributes:
-        x: its input, behind the block's norm, [B,T,hidden_size].
-        y: its output, before it is added to the residual stream, [B,T,hidden_size].
-        cu_seqlens: boundaries of packed sequences; None for none.
+        x: input, after the block's norm, [B,T,hidden_size].
+        y: output, before it is added to the residual stream, [B,T,hidden_size].
+        cu_seqlens: boundaries of packed sequences; None if not packed.
     """
 
     x: Tensor
@@ -44,51 +44,51 @@ class Boundary(NamedTuple):
 
 @contextmanager
 def recorded(model: MemoryForCausalLM, layers: Sequence[int]) -> Iterator[dict[int, Boundary]]:
-    """While it lasts, what goes through the sequence layers at some indices is kept, the latest call of each."""
-    found: dict[int, Boundary] = {}
+    """Record input and output of the latest call of some sequence layers, inside this context."""
+    boundaries: dict[int, Boundary] = {}
 
     def hook_of(i: int) -> Any:
-        def hook(_: Any, given: tuple[Any, ...], named: dict[str, Any], out: tuple[Any, ...]) -> None:
-            found[i] = Boundary(given[0], out[0], named.get("cu_seqlens"))
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: tuple[Any, ...]) -> None:
+            boundaries[i] = Boundary(args[0], out[0], kwargs.get("cu_seqlens"))
 
         return hook
 
     handles = [mixer_of(model, i).register_forward_hook(hook_of(i), with_kwargs=True) for i in layers]
     try:
-        yield found
+        yield boundaries
     finally:
         for handle in handles:
             handle.remove()
 
 
 def nmse(y: Tensor, target: Tensor) -> Tensor:
-    r"""$\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$ of each row of a batch, [B].
+    r"""Compute $\mathrm{mean}\,(y - \hat y)^2 / (\mathrm{Var}(\hat y) + 10^{-6})$ for each row of a batch, [B].
 
-    Mean and variance are over all entries of all tokens of a row, and the variance is that of the entries themselves
-    (divided by their number), so that predicting their mean costs 1. Rows do not see each other: the mean over a batch
-    is the same however it is spread over processes or cut into parts.
+    Mean and variance are over all entries of all tokens of a row, and the variance divides by their number, so that
+    predicting the mean costs 1. Rows are independent: the mean over a batch does not depend on how the batch is
+    distributed over processes or micro-batches.
 
     Args:
-        y: [B,T,hidden_size].
-        target: the teacher's, of the same shape.
+        y: student's output, [B,T,hidden_size].
+        target: teacher's output, same shape.
     """
     y, target = wide(y).flatten(1), wide(target).flatten(1)
     return (y - target).square().mean(1) / (target.var(1, correction=0) + VARIANCE_FLOOR)
 
 
 def mean_cosine(y: Tensor, target: Tensor) -> Tensor:
-    """The cosine between the outputs for each token, [B,T,hidden_size], averaged over the tokens of each row, [B]."""
+    """Average the cosine between two outputs [B,T,hidden_size] over the tokens of each row, [B]."""
     return F.cosine_similarity(wide(y), wide(target), dim=-1).mean(-1)
 
 
 @dataclass(frozen=True)
 class PhaseALosses:
-    """How far each replaced layer is from its teacher's, for each row of a batch; what is padded or packed is one row.
+    """Distance of each replaced layer from the teacher's, per row; a padded or packed batch counts as one row.
 
     Attributes:
-        layers: n indices.
-        nmse: [n,B].
-        cosine: [n,B].
+        layers: indices of the n replaced layers.
+        nmse: normalised mean square error, [n,B].
+        cosine: mean cosine, [n,B].
     """
 
     layers: tuple[int, ...]
@@ -102,15 +102,15 @@ class PhaseALosses:
 
 
 def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch: Batch) -> PhaseALosses:
-    """Phase A: every replaced layer, given what its teacher's layer is given, beside what that makes of it.
+    """Compute the losses of Phase A: compare every replaced layer with the teacher's layer on the same input.
 
-    The teacher runs once, without gradients. Each new layer gets the teacher's own input of that layer, so that the
-    layers do not see each other: the sum of their losses has the gradients that each would have alone.
+    The teacher runs once, without gradients. Each new layer receives the teacher's input of that layer, so that layers
+    do not influence each other: the sum of their losses has the gradients that each would have alone.
 
     Args:
-        teacher: a Gated DeltaNet.
-        student: what `retrofit` made of it.
-        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
+        teacher: Gated DeltaNet.
+        student: model that `retrofit` made of it.
+        batch: `input_ids` [B,T], and optionally `attention_mask` or `cu_seqlens`.
     """
     layers = replaced_layers(teacher, student)
     with torch.no_grad(), recorded(teacher, layers) as theirs:
@@ -124,13 +124,13 @@ def phase_a_losses(teacher: MemoryForCausalLM, student: MemoryForCausalLM, batch
 
 @dataclass(frozen=True)
 class PhaseBLoss:
-    """How far a hybrid is from its teacher, for each row of a batch; what is padded or packed is one row.
+    """Distance of a hybrid from its teacher, per row; a padded or packed batch counts as one row.
 
     Attributes:
-        layers: n indices.
-        weights: of the two parts.
+        layers: indices of the n replaced layers.
+        weights: weights of the two terms.
         kl: KL(teacher ‖ student) of the next token, mean over tokens, [B].
-        nmse: of each replaced layer, [n,B].
+        nmse: normalised mean square error of each replaced layer, [n,B].
     """
 
     layers: tuple[int, ...]
@@ -153,18 +153,17 @@ def phase_b_loss(
     matched: Literal["tokens", "layer_inputs"] = "tokens",
     slice_size: int = SLICE,
 ) -> PhaseBLoss:
-    """Phase B: the whole hybrid beside its teacher.
+    """Compute the loss of Phase B: compare the whole hybrid with its teacher.
 
     Args:
-        teacher: a Gated DeltaNet.
-        student: what `retrofit` made of it.
-        batch: `input_ids` [B,T], and `attention_mask` or `cu_seqlens` if need be.
-        weights: of the step, from `PhaseBSchedule.weights`.
-        matched: what the two have in common where their layers are compared. "tokens": the batch, and each layer's
-            output is that of its own model's forward pass; the loss then also sees, and mends, errors that come from
-            replaced layers below. "layer_inputs": the student's layers run a second time on the teacher's inputs, as
-            in Phase A.
-        slice_size: tokens whose logits are in memory at a time; the result does not depend on it.
+        teacher: Gated DeltaNet.
+        student: model that `retrofit` made of it.
+        batch: `input_ids` [B,T], and optionally `attention_mask` or `cu_seqlens`.
+        weights: weights of the step, from `PhaseBSchedule.weights`.
+        matched: what teacher and student share where their layers are compared. "tokens": only the batch; each layer's
+            output comes from its own model's forward pass, so the loss also sees, and corrects, errors of replaced
+            layers below. "layer_inputs": the student's layers run a second time on the teacher's inputs, as in Phase A.
+        slice_size: number of tokens whose logits are in memory at a time; the result does not depend on it.
     """
     if matched not in ("tokens", "layer_inputs"):
         raise ValueError(f'matched: expected "tokens" or "layer_inputs", got {matched!r}')
@@ -185,7 +184,7 @@ def phase_b_loss(
             if torch.is_grad_enabled() and not y.requires_grad and _trained(student, i):
                 raise ValueError(
                     f"student: expected outputs of layer {i} with gradients, got none: reentrant checkpointing hides "
-                    'them; take gradient_checkpointing_enable({"use_reentrant": False}), which is the default'
+                    'them; use gradient_checkpointing_enable({"use_reentrant": False}), which is the default'
                 )
     else:
         ys = _on_inputs_of(theirs, student)
@@ -197,5 +196,5 @@ def _trained(student: MemoryForCausalLM, i: int) -> bool:
 
 
 def _on_inputs_of(theirs: Mapping[int, Boundary], student: MemoryForCausalLM) -> dict[int, Tensor]:
-    """The outputs of a student's layers on the teacher's inputs."""
+    """Run a student's layers on the teacher's inputs."""
     return {i: mixer_of(student, i)(b.x, cu_seqlens=b.cu_seqlens)[0] for i, b in theirs.items()}

@@ -1,4 +1,4 @@
-"""Which parameters are trained: names, each with a multiplier of the learning rate."""
+"""Masks of trained parameters: names, each with a learning-rate multiplier."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from membydesign.models import MemoryForCausalLM
 
 MLP = ("gate_proj", "up_proj", "down_proj")
-"""What Phase B trains of a SwiGLU. The paper names `gate_proj` and `down_proj` of a checkpoint that has gate and up in
-one tensor of that name (docs/checkpoints.md); here they are two."""
+"""SwiGLU weights that Phase B trains. The paper names `gate_proj` and `down_proj` of a checkpoint whose `gate_proj`
+holds both gate and up (docs/checkpoints.md); here they are two tensors."""
 
 _RECURRENCE = {GatedDeltaNet: TEACHER_RECURRENCE, MemoryLayer: ("drift", "noises")}
 _SHARED = ("q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "o_norm")
 
 
 def phase_a_mask(model: MemoryForCausalLM, layers: Sequence[int]) -> dict[str, float]:
-    """What Phase A trains: recurrence, projections, output gate and norm of the sequence layers at some indices.
+    """Select what Phase A trains: recurrence, projections, output gate and norm of some sequence layers.
 
-    Short convolutions and the norms before layers are not among them: the paper's list does not have them.
+    As in the paper's list, short convolutions and the norms before layers are not trained.
 
     Args:
-        model: a student; or a Gated DeltaNet, for a control, whose own recurrence (`a_proj`, `b_proj`, `A_log`,
-            `dt_bias`) then stands for the Bayesian Layer's.
-        layers: indices from 0.
+        model: student; or a Gated DeltaNet as a control, whose own recurrence (`a_proj`, `b_proj`, `A_log`, `dt_bias`)
+            then replaces the Bayesian Layer's.
+        layers: layer indices, counted from 0.
 
     Returns:
-        The multiplier of the learning rate, 1, by the names of the parameters.
+        Learning-rate multiplier, 1, by parameter name.
     """
     mask: dict[str, float] = {}
     for i in checked_places(model, layers, *_RECURRENCE):
@@ -47,16 +47,16 @@ def phase_a_mask(model: MemoryForCausalLM, layers: Sequence[int]) -> dict[str, f
 def phase_b_mask(
     model: MemoryForCausalLM, layers: Sequence[int], *, mlp: Sequence[str] = MLP, mlp_multiplier: float = 0.1
 ) -> dict[str, float]:
-    """What Phase B trains, and the control on the unreplaced model: as in Phase A, and the same blocks' SwiGLU.
+    """Select what Phase B trains, also for the control without replacement: as Phase A, plus the SwiGLU of the blocks.
 
     Args:
-        model: a student; or a Gated DeltaNet, for the control.
-        layers: indices from 0.
-        mlp: maps of the SwiGLU that are trained.
-        mlp_multiplier: of their learning rate.
+        model: student; or a Gated DeltaNet as a control.
+        layers: layer indices, counted from 0.
+        mlp: SwiGLU weights to train.
+        mlp_multiplier: learning-rate multiplier of the SwiGLU.
 
     Returns:
-        Multipliers of the learning rate by the names of the parameters.
+        Learning-rate multipliers by parameter name.
     """
     mask = phase_a_mask(model, layers)
     for name in mlp:
@@ -65,12 +65,12 @@ def phase_b_mask(
     if not mlp_multiplier > 0:
         raise ValueError(f"mlp_multiplier: expected a number above 0, got {mlp_multiplier}")
     known = dict(model.named_parameters())
-    wanted = [f"model.layers.{i}.mlp.{name}.weight" for i in sorted(layers) for name in mlp]
-    return mask | {name: mlp_multiplier for name in wanted if name in known}
+    names = [f"model.layers.{i}.mlp.{name}.weight" for i in sorted(layers) for name in mlp]
+    return mask | {name: mlp_multiplier for name in names if name in known}
 
 
 def freeze(model: nn.Module, mask: Mapping[str, float]) -> None:
-    """Let exactly the parameters of a mask require gradients."""
+    """Make exactly the parameters of a mask require gradients."""
     named = dict(model.named_parameters())
     unknown = [name for name in mask if name not in named]
     if unknown:

@@ -1,4 +1,4 @@
-"""Both phases as modules: tokens in, the loss out, so that one loop trains them on one device or many."""
+"""Both phases as modules, tokens in and losses out, for the training loop on one device or many."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 class _Distillation(nn.Module):
-    """A student that is trained and a teacher that is not a part of it: neither saved, nor replicated, nor sharded.
+    """A trained student and its teacher, which is not registered: it is neither saved, replicated nor sharded.
 
     Args:
-        teacher: a Gated DeltaNet; it is put into `eval()`, and follows the module from device to device.
-        student: what `retrofit` made of it.
+        teacher: Gated DeltaNet; it is put into `eval()` mode and moves between devices with the module.
+        student: model that `retrofit` made of it.
     """
 
     def __init__(self, teacher: MemoryForCausalLM, student: MemoryForCausalLM) -> None:
         super().__init__()
-        self._both = (teacher.eval(), student)  # a tuple: not registered
+        self._both = (teacher.eval(), student)  # in a tuple, so that they are not registered
 
     @property
     def teacher(self) -> MemoryForCausalLM:
-        """The model that is learned from."""
+        """Model to learn from."""
         return self._both[0]
 
     @property
     def student(self) -> MemoryForCausalLM:
-        """The model that learns."""
+        """Model that learns."""
         return self._both[1]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -46,10 +46,10 @@ class _Distillation(nn.Module):
 
 
 class PhaseA(_Distillation):
-    """Phase A for the training loop: its parameters are those of the replaced layers, and nothing else of the student.
+    """Phase A for the training loop. Its parameters are those of the replaced layers only.
 
-    Its loss is the sum over layers, each of which has its own gradients; with `clip_groups=PhaseA.layer_of` the loop
-    clips them apart, so that each layer is trained as if alone.
+    The loss is the sum over layers, whose gradients are independent; with `clip_groups=PhaseA.layer_of` the loop also
+    clips them separately, so that each layer is trained as if it were alone.
 
     Example:
         >>> from membydesign.models import MemoryConfig, MemoryForCausalLM
@@ -69,23 +69,23 @@ class PhaseA(_Distillation):
         self.layers = nn.ModuleDict({str(i): mixer_of(student, i) for i in places})
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """The sum over layers of NMSE + 0.05·(1 − cosine), for each row of a batch: from [B,T] to [B]."""
+        """Sum NMSE + 0.05·(1 − cosine) over layers, for each row of a batch, [B,T] to [B]."""
         return phase_a_losses(self.teacher, self.student, {"input_ids": input_ids}).losses.sum(0)
 
     @staticmethod
     def layer_of(name: str) -> str:
-        """The layer that a parameter belongs to, by the parameter's name."""
+        """Return the layer that a parameter belongs to, given the parameter's name."""
         return name.split(".")[1]
 
 
 class PhaseB(_Distillation):
-    """Phase B for the training loop: its parameters are the student's, of which most are frozen.
+    """Phase B for the training loop. Its parameters are the student's, most of which are frozen.
 
     Args:
-        teacher: a Gated DeltaNet.
-        student: what `retrofit` made of it, and Phase A of that.
+        teacher: Gated DeltaNet.
+        student: model that `retrofit` made of it, trained in Phase A.
         matched: see `phase_b_loss`.
-        mask: what is trained; None for `phase_b_mask`.
+        mask: trained parameters with learning-rate multipliers; None for `phase_b_mask`.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class PhaseB(_Distillation):
         self.multipliers = {f"language_model.{name}": multiplier for name, multiplier in mask.items()}
 
     def forward(self, input_ids: Tensor, weights: Tensor) -> Tensor:
-        """λ_KL·KL + λ_b·(mean NMSE over layers), for each row of a batch, [B].
+        """Compute λ_KL·KL + λ_b·(mean NMSE over layers) for each row of a batch, [B].
 
         Args:
-            input_ids: a batch, [B,T].
-            weights: λ_KL and λ_b of the step, the same in every row, so that they come with the batch, [B,2].
+            input_ids: tokens, [B,T].
+            weights: λ_KL and λ_b of the step, repeated in every row so that they can be part of the batch, [B,2].
         """
-        of_step = LossWeights(*weights[0].tolist())
+        step_weights = LossWeights(*weights[0].tolist())
         batch = {"input_ids": input_ids}
-        return phase_b_loss(self.teacher, self.language_model, batch, of_step, matched=self.matched).losses
+        return phase_b_loss(self.teacher, self.language_model, batch, step_weights, matched=self.matched).losses

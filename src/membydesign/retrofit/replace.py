@@ -1,4 +1,4 @@
-"""Some layers of a pretrained Gated DeltaNet become Bayesian Layers."""
+"""Replace layers of a pretrained Gated DeltaNet by Bayesian Layers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from membydesign.design import DampedRotation
+from membydesign.design import Gate
 from membydesign.layers import GatedDeltaNet, MemoryLayer
-from membydesign.layers.parameters import Gate
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ Start = Literal["teacher", "fresh"]
 WriteNoise = Literal["softplus", "gate"]
 
 TEACHER_RECURRENCE = ("a_proj", "b_proj", "A_log", "dt_bias")
-"""What a Gated DeltaNet has for its decays and gates, which a Bayesian Layer does not inherit."""
+"""Parameters of a Gated DeltaNet's decays and gates, which a Bayesian Layer does not inherit."""
 
 SMALL_TURN = 0.01
-"""How far angles start from zero, as a part of where they usually start, if they cannot start at zero."""
+"""Fraction of their usual initial values at which angles start if they cannot start at zero."""
 
 
 def retrofit(
@@ -40,25 +39,26 @@ def retrofit(
     start: Start = "teacher",
     write_noise: WriteNoise = "softplus",
 ) -> MemoryForCausalLM:
-    r"""A copy of a Gated DeltaNet in which some layers are Bayesian Layers with a dense covariance.
+    r"""Copy a Gated DeltaNet and replace some layers by Bayesian Layers with a dense covariance.
 
-    They inherit $W_q, W_k, W_v, W_o$, the output gate $W_g$ and the norm's weight. Transition and noises are new. All
-    else is a copy, and the teacher stays as it is. Queries are not divided by $\sqrt D$ in a Bayesian Layer, so its
-    norm gets D times the teacher's ε: the same function. What is trained of it, `membydesign.retrofit.freeze` says.
+    The new layers inherit $W_q, W_k, W_v, W_o$, the output gate $W_g$ and the norm's weight. Transition and noises are
+    new. Everything else is copied, and the teacher is not changed. A Bayesian Layer does not divide queries by
+    $\sqrt D$, so its norm gets D times the teacher's ε, which gives the same function. `membydesign.retrofit.freeze`
+    selects the parameters to train.
 
     Args:
-        teacher: a model whose layers at these indices are Gated DeltaNets; on any device, in any floating-point type.
-        layers: indices from 0, each once.
-        transition: of the memory. "rotation" turns pairs of the D rows that the teacher's keys have, and writes and
-            reads all of them: D×D covariances. "rotation_real" puts those D entries on the real rows of 2D, with
-            process noise there alone: 2D×2D covariances. "diagonal" and "scalar" only fade.
-        convolution: "keep" inherits the short convolutions and the SiLU behind them (the SiLU alone, as convolutions of
-            width one with weights of one, if the teacher has no others). "drop" leaves both out.
-        start: of transition and noises. "teacher": the drift is the teacher's own, $A_t = \alpha_t I$, and the write
-            noise is that of its gate, or follows it (see `start_from`). "fresh": as any Bayesian Layer starts, and
-            nothing depends on the input.
-        write_noise: $r_t^2$ of the input. "softplus": $\mathrm{softplus}(W x_t + b) + \epsilon$, as in the paper.
-            "gate": $e^{-(W x_t + b)}$, which is large where a gate is closed.
+        teacher: model whose layers at these indices are Gated DeltaNets; on any device, in any floating-point type.
+        layers: distinct layer indices, counted from 0.
+        transition: transition of the memory. "rotation" rotates pairs of the D rows of the teacher's keys, and writes
+            and reads all of them: D×D covariances. "rotation_real" puts those D entries on the real rows of 2D, with
+            process noise only there: 2D×2D covariances. "diagonal" and "scalar" only decay.
+        convolution: "keep" inherits the short convolutions and the SiLU after them (if the teacher has none, the SiLU
+            alone, as convolutions of width one with weights of one). "drop" leaves both out.
+        start: initial transition and noises. "teacher": the drift is the teacher's, $A_t = \alpha_t I$, and the write
+            noise matches or approximates its gate (see `start_from`). "fresh": the usual initialisation of a Bayesian
+            Layer, in which nothing depends on the input.
+        write_noise: how $r_t^2$ depends on the input. "softplus": $\mathrm{softplus}(W x_t + b) + \epsilon$, as in the
+            paper. "gate": $e^{-(W x_t + b)}$, which is large where a gate is closed.
 
     Example:
         >>> config = MemoryConfig(vocab_size=99, hidden_size=32, layers=["gated_deltanet"] * 3, num_heads=2)
@@ -84,10 +84,11 @@ def retrofit(
     student.config = student.model.config = config
     for i, mixer in zip(places, old, strict=True):
         like = mixer.q_proj.weight
-        # Without storage at first: nothing random is drawn, and what is neither inherited nor started is noticed.
-        made = config.make_layer(name, device="meta")
-        assert isinstance(made, MemoryLayer)
-        new = made.to_empty(device=like.device).to(like.dtype).train(mixer.training)
+        # Built on the meta device: this draws no random numbers, and a parameter that is neither inherited nor
+        # initialised is noticed.
+        blank = config.make_layer(name, device="meta")
+        assert isinstance(blank, MemoryLayer)
+        new = blank.to_empty(device=like.device).to(like.dtype).train(mixer.training)
         inherit(new, mixer)
         start_fresh(new)
         if start == "teacher":
@@ -97,19 +98,19 @@ def retrofit(
 
 
 def mixer_of(model: MemoryForCausalLM, i: int) -> Any:
-    """The sequence layer of a block."""
+    """Return the sequence layer of a block."""
     return model.model.layers[i].mixer
 
 
 def replaced_layers(teacher: MemoryForCausalLM, student: MemoryForCausalLM) -> list[int]:
-    """The indices at which a student has another layer than its teacher."""
+    """Return the indices at which a student's layer differs from its teacher's."""
     ours, theirs = student.config.layers, teacher.config.layers
     if len(ours) != len(theirs):
         raise ValueError(f"student: expected {len(theirs)} layers, as the teacher has, got {len(ours)}")
-    found = [i for i, (new, old) in enumerate(zip(ours, theirs, strict=True)) if new != old]
-    if not found:
-        raise ValueError("student: expected some other layers than the teacher's, got the same")
-    return found
+    indices = [i for i, (new, old) in enumerate(zip(ours, theirs, strict=True)) if new != old]
+    if not indices:
+        raise ValueError("student: expected some layers that differ from the teacher's, got the same")
+    return indices
 
 
 def inherit(new: MemoryLayer, old: GatedDeltaNet) -> None:
@@ -117,37 +118,37 @@ def inherit(new: MemoryLayer, old: GatedDeltaNet) -> None:
     shared = old.num_heads // old.num_key_heads
 
     def of_heads(weight: Tensor) -> Tensor:
-        """Rows of key heads, repeated for the heads of values that share them."""
+        """Repeat the rows of key heads for the value heads that share them."""
         return weight.unflatten(0, (old.num_key_heads, -1)).repeat_interleave(shared, 0).flatten(0, 1)
 
-    found = {name: x for name, x in old.state_dict().items() if name.partition(".")[0] not in TEACHER_RECURRENCE}
+    weights = {name: x for name, x in old.state_dict().items() if name.partition(".")[0] not in TEACHER_RECURRENCE}
     if not new.convolutions:
-        found = {name: x for name, x in found.items() if "conv1d" not in name}
-    found = {name: of_heads(x) if name.startswith(("q_", "k_")) else x for name, x in found.items()}
-    if not old.convolutions:  # their SiLU alone
-        found |= {name: torch.ones_like(x) for name, x in new.state_dict().items() if "conv1d" in name}
-    missing, unexpected = new.load_state_dict(found, strict=False)
+        weights = {name: x for name, x in weights.items() if "conv1d" not in name}
+    weights = {name: of_heads(x) if name.startswith(("q_", "k_")) else x for name, x in weights.items()}
+    if not old.convolutions:  # only their SiLU
+        weights |= {name: torch.ones_like(x) for name, x in new.state_dict().items() if "conv1d" in name}
+    missing, unexpected = new.load_state_dict(weights, strict=False)
     assert not unexpected, unexpected
     assert all(name.startswith(("drift.", "noises.")) for name in missing), missing
 
 
 def start_fresh(new: MemoryLayer) -> None:
-    """The starting values that every Bayesian Layer has: nothing depends on the input."""
+    """Initialise transition and noises as in any Bayesian Layer: nothing depends on the input."""
     for module in (new.drift, *new.noises.values()):
         module.reset_parameters()  # pyright: ignore[reportCallIssue]
 
 
 def start_from(new: MemoryLayer, old: GatedDeltaNet) -> None:
-    r"""Let transition and write noise begin with the teacher's.
+    r"""Initialise transition and write noise from the teacher's decay and gate.
 
     $$\Delta_t = \mathrm{softplus}(W_a x_t + b_{dt}), \qquad A_{\mathrm{radius}} = A_{\log}, \qquad
     A_{\mathrm{angle}} = 0, \qquad r_t^2 = e^{-W_b x_t} \text{ or } \mathrm{softplus}(-W_b x_t) + \epsilon$$
 
-    The first three make $A_t = \alpha_t I$ exactly. A gate $\beta_t = \sigma(W_b x_t)$ is a write noise of
-    $e^{-W_b x_t}$ beside a variance of one, which softplus follows where writes are sure; where a gate is closed,
-    softplus is far smaller and lets more be written. Process noise starts as in any Bayesian Layer. With noise on real
-    rows alone the angles start small instead: from zero no gradient would lead away, since nothing that was written
-    ever reaches an imaginary row.
+    The first three make $A_t = \alpha_t I$ exactly. A gate $\beta_t = \sigma(W_b x_t)$ corresponds to a write noise of
+    $e^{-W_b x_t}$ at unit variance. Softplus approximates it where gates are open; where a gate is closed, softplus is
+    far smaller and lets more be written. Process noise starts as in any Bayesian Layer. With noise on real rows only,
+    the angles start small instead of at zero, where their gradient would vanish because no write ever reaches an
+    imaginary row.
     """
     drift, write = new.drift, new.noises["write_noise"]
     with torch.no_grad():
@@ -155,15 +156,16 @@ def start_from(new: MemoryLayer, old: GatedDeltaNet) -> None:
         drift.A_step.copy_(old.dt_bias)
         rates = old.A_log if drift.A_radius.ndim == 1 else old.A_log[:, None]
         drift.A_radius.copy_(rates.expand_as(drift.A_radius))
-        if isinstance(drift.transition, DampedRotation):
-            drift.A_angle.mul_(SMALL_TURN if drift.transition.noise == "real" else 0)
+        if drift.A_angle is not None:
+            on_real_rows = new.design.layer_key_size(new.key_dim) < new.key_dim
+            drift.A_angle.mul_(SMALL_TURN if on_real_rows else 0)
         gate = isinstance(write.source, Gate)
         write.weight.copy_(old.b_proj.weight if gate else -old.b_proj.weight)  # pyright: ignore
         write.bias.zero_()  # pyright: ignore
 
 
 def checked_places(model: MemoryForCausalLM, layers: Sequence[int], *kinds: type[SequenceLayer]) -> list[int]:
-    """Indices of layers of some classes, in order; refuses all others, and an index that comes twice."""
+    """Return the sorted indices; raise an error for duplicates and for layers of other classes than `kinds`."""
     count, places = len(model.model.layers), list(layers)
     if not places:
         raise ValueError("layers: expected at least one index, got none")
@@ -196,7 +198,7 @@ def _options(
 
 
 def _config(config: MemoryConfig, places: list[int], name: str, options: dict[str, Any]) -> MemoryConfig:
-    """The teacher's configuration with other layers; what is left of the teacher's own keeps its options."""
+    """Replace layers in the teacher's configuration; the remaining layers keep their options."""
     assert config.layer_options is not None
     names = [name if i in places else old for i, old in enumerate(config.layers)]
     if name in config.layers and config.layer_options.get(name, {}) != options:

@@ -1,4 +1,4 @@
-"""How long the phases are, and how the losses of Phase B are weighed."""
+"""Lengths of the phases, and weights of the losses of Phase B."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Weights of Phase B.
+    """Loss weights of Phase B.
 
     Attributes:
-        kl: λ_KL, of the divergence between next-token distributions.
-        boundary: λ_b, of the mean NMSE over the replaced layers.
+        kl: weight λ_KL of the divergence between next-token distributions.
+        boundary: weight λ_b of the mean NMSE over the replaced layers.
     """
 
     kl: float
@@ -20,11 +20,11 @@ class LossWeights:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training with one size of batch.
+    """A stage of training with a constant batch size.
 
     Attributes:
-        tokens: of the whole stage.
-        tokens_per_step: of one step of the optimiser, over all processes.
+        tokens: total tokens of the stage.
+        tokens_per_step: tokens per optimiser step, over all processes.
     """
 
     tokens: int
@@ -40,21 +40,21 @@ class Stage:
 
     @property
     def steps(self) -> int:
-        """Of the optimiser."""
+        """Number of optimiser steps."""
         return self.tokens // self.tokens_per_step
 
 
 @dataclass(frozen=True)
 class PhaseBSchedule:
-    """Two stages with their weights, and a linear ramp from the first to the second.
+    """Two stages with loss weights, and a linear ramp from the first weights to the second.
 
     Attributes:
-        first: stage.
-        second: stage.
-        first_weights: of all of the first stage.
-        second_weights: of the second stage once the ramp is over.
-        ramp: how many steps the ramp takes. They are the first of the second stage, and the last of them has its
-            weights; 0 or 1 for a jump.
+        first: first stage.
+        second: second stage.
+        first_weights: weights of the first stage.
+        second_weights: weights of the second stage after the ramp.
+        ramp: length of the ramp in steps. It begins with the second stage, and its last step has the second weights;
+            0 or 1 for a jump.
 
     Example:
         >>> schedule = PhaseBSchedule()
@@ -74,23 +74,23 @@ class PhaseBSchedule:
 
     @property
     def steps(self) -> int:
-        """Of both stages."""
+        """Optimiser steps of both stages."""
         return self.first.steps + self.second.steps
 
     @property
     def tokens(self) -> int:
-        """Of both stages."""
+        """Tokens of both stages."""
         return self.first.tokens + self.second.tokens
 
     def stage(self, step: int) -> Stage:
-        """The stage of a step, counted from 0."""
+        """Return the stage of a step, counted from 0."""
         if not 0 <= step < self.steps:
             raise ValueError(f"step: expected from 0 to {self.steps - 1}, got {step}")
         return self.first if step < self.first.steps else self.second
 
     def weights(self, step: int) -> LossWeights:
-        """The weights of a step, counted from 0."""
-        self.stage(step)  # refuses a step that is none
+        """Return the loss weights of a step, counted from 0."""
+        self.stage(step)  # raises an error if the step is out of range
         done = step - self.first.steps + 1
         if done < 1:
             return self.first_weights
@@ -101,4 +101,4 @@ class PhaseBSchedule:
 
 
 PHASE_A = Stage(100_007_936, 65_536)
-"""Phase A of the paper: 1,526 steps, the same tokens for every layer."""
+"""Phase A of the paper: 1,526 steps, on the same tokens for every layer."""
