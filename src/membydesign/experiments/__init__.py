@@ -1,4 +1,4 @@
-"""One module per claim of the paper: its settings, its run, its figures, and the paper's numbers beside ours."""
+"""The paper's experiments, one folder each: `config`, `run`, `claims` and `figures`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from membydesign.experiments.record import Outcome
+    from membydesign.reports.record import Outcome
 
 
 class Experiment(Protocol):
-    """What every module of this folder offers to the command `mbd reproduce`."""
+    """What the `run` module of an experiment offers to the command `mbd reproduce`."""
 
     TITLE: str
     """One line that says which claim is reproduced."""
 
     PRESETS: Mapping[str, object]
-    """Settings (frozen dataclasses) by name: "smoke", "cpu" and "paper", the paper's own to the letter."""
+    """Settings (frozen dataclasses) by name: "smoke", "cpu" and "paper", which has the paper's own."""
 
     run: Callable[..., Outcome]
-    """`run(config, workspace)`: do the work, in the folder that a `Workspace` names."""
+    """`run(config, context)`: do the work in the folder of the `RunContext`."""
 
     plot: Callable[[Outcome, Path], dict[str, Path]]
     """`plot(outcome, directory)`: draw the figures as PNG and return {caption: file}."""
 
 
 EXPERIMENTS = {
-    "collision": "membydesign.experiments.collision",
-    "recall": "membydesign.experiments.recall",
-    "crowding": "membydesign.experiments.crowding",
-    "mqar": "membydesign.experiments.mqar",
-    "wikitext": "membydesign.experiments.wikitext",
-    "retrofit": "membydesign.experiments.retrofit",
+    "collision": "membydesign.experiments.collision.run",
+    "recall": "membydesign.experiments.recall.run",
+    "crowding": "membydesign.experiments.crowding.run",
+    "mqar": "membydesign.experiments.mqar.run",
+    "wikitext": "membydesign.experiments.wikitext.run",
+    "retrofit": "membydesign.experiments.retrofit.run",
 }
 """Name of an experiment → the module that reproduces it."""
 
@@ -45,7 +45,7 @@ EXACT = ("collision",)
 
 
 def load(name: str) -> Experiment:
-    """The experiment of that name; ValueError with the names that exist if there is none."""
+    """Import an experiment by name; ValueError lists the names that exist."""
     if name not in EXPERIMENTS:
         near = did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"experiment: expected one of {', '.join(EXPERIMENTS)}, got {name!r}{near}")

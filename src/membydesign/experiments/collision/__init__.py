@@ -1,0 +1,1 @@
+"""Controlled collision recall: two overlapping keys, no learning, every number exact."""

@@ -1,0 +1,1 @@
+"""Random-key crowding: more keys than a memory has dimensions."""

@@ -1,0 +1,1 @@
+"""Multi-query associative recall with a shared vocabulary: base, update and block."""

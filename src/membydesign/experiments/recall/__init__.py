@@ -1,0 +1,1 @@
+"""Learned recall under controlled collisions, far beyond the range of training."""

@@ -1,0 +1,1 @@
+"""Bayesian Layers distilled into a pretrained Gated DeltaNet."""

@@ -1,0 +1,1 @@
+"""What several experiments share: models, texts, tables, and the look of figures."""

@@ -1,0 +1,1 @@
+"""Language models from scratch, measured where only a memory knows the next token."""
