@@ -1,1 +1,1 @@
-"""What models are trained and tested on: recall, random keys, MQAR, text."""
+"""Data for training and evaluation: associative recall, random keys, MQAR, and text."""

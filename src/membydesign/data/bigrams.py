@@ -1,16 +1,17 @@
-r"""How often each pair of adjacent tokens occurs in a stream: counted by chunks, kept on disk, looked up by search.
+r"""Count adjacent token pairs of a stream: chunk by chunk, stored on disk, looked up by binary search.
 
-A pair $(a, b)$ has the key $aV + b$. A chunk's keys are sorted, and equal neighbours counted; chunks are merged as they
-come, like with like, so that the memory needed is that of the pairs that differ.
+A pair $(a, b)$ has the key $aV + b$. The keys of a chunk are sorted and equal neighbours are counted. Chunks are merged
+as they arrive, as in a merge sort, so memory grows with the number of distinct pairs only.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, final
 
 import torch
 
-from membydesign.data.mapped import Writer, differences, read_header, read_mapped
+from membydesign.data.tensor_files import TensorFile, Writer, differences, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,91 +25,109 @@ KIND = "bigrams"
 VERSION = 1
 
 CHUNK = 2**22
-"""Pairs that are sorted at once."""
+"""Number of pairs sorted at a time."""
 
 
 @final
 class Bigrams:
-    """Counts of pairs, mapped into memory; made by `count_bigrams`.
+    """Pair counts, created by `count_bigrams`; they are read, and compared with their hash, when first needed.
 
     Args:
-        path: of the file.
+        path: file of counts.
 
     Attributes:
-        header: what the file holds: "vocab_size", V; "tokens" of the stream; "stream", the header of its token file.
-        keys: of the pairs that occur, in order, [n].
-        numbers: how often each does, [n].
+        header: file header: "vocab_size", V; "tokens", length of the stream; "stream", header of its token file.
     """
 
     def __init__(self, path: Path) -> None:
-        mapped = read_mapped(path, KIND)
-        found = differences(mapped.header, {"version": VERSION})
-        if found:
-            raise ValueError(f"path: expected other counts than {path}: {'; '.join(found)}; count anew")
-        self.path, self.header = path, mapped.header
-        self.keys, self.numbers = mapped.tensors["keys"], mapped.tensors["numbers"]
+        self._tensors = TensorFile(path, KIND, ("keys", "numbers"))
+        self.path, self.header = path, self._tensors.header
+        mismatches = differences(self.header, {"version": VERSION, "pairs": len(self)})
+        if self._tensors.length("numbers") != len(self):
+            mismatches.append(f"it has {len(self)} keys and {self._tensors.length('numbers')} numbers")
+        if mismatches:
+            raise ValueError(
+                f"path: expected counts of version {VERSION} in {path}, got others: {'; '.join(mismatches)}; "
+                "count again"
+            )
+        for name in ("vocab_size", "tokens"):
+            if type(self.header.get(name)) is not int or self.header[name] < 1:
+                raise ValueError(f"path: expected a whole number as {name} of {path}, got {self.header.get(name)!r}")
 
     def __len__(self) -> int:
-        """Pairs that differ."""
-        return len(self.keys)
+        """Number of distinct pairs."""
+        return self._tensors.length("keys")
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Sorted keys of the pairs that occur, [n]."""
+        self._tensors.verify()
+        return self._tensors.read("keys")
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """Count of each pair, [n]."""
+        self._tensors.verify()
+        return self._tensors.read("numbers")
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """Vocabulary size, V."""
         return self.header["vocab_size"]
 
     @property
     def tokens(self) -> int:
-        """Tokens of the stream that was counted."""
+        """Number of tokens in the counted stream."""
         return self.header["tokens"]
 
     def counts(self, pairs: Tensor) -> Tensor:
-        """How often pairs occur in the stream.
+        """Look up how often pairs occur in the stream.
 
         Args:
             pairs: first and second tokens, [...,2].
 
         Returns:
-            Their counts, 0 for those that do not occur, [...].
+            Counts, [...]; 0 for pairs that do not occur.
         """
         if pairs.shape[-1:] != (2,) or pairs.is_floating_point():
             raise ValueError(f"pairs: expected tokens [...,2], got {pairs.dtype} {list(pairs.shape)}")
         if pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < self.vocab_size:
             raise ValueError(
                 f"pairs: expected tokens from 0 to {self.vocab_size - 1}, "
-                f"got ones from {int(pairs.min())} to {int(pairs.max())}; are they of another tokenizer?"
+                f"got {int(pairs.min())} to {int(pairs.max())}; do they come from another tokenizer?"
             )
         first, second = pairs.to("cpu", torch.int64).unbind(-1)
         return _look_up(self.keys, self.numbers, first * self.vocab_size + second).to(pairs.device)
 
     def check(self, tokens: TokenFile) -> None:
-        """Refuse the counts of another stream."""
-        found = differences(self.header, {"stream": tokens.header})
-        if found:
-            raise ValueError(f"path: expected the counts of {tokens.path}, and {self.path} has others; count anew")
+        """Raise an error unless these are the counts of a given stream."""
+        if differences(self.header, {"stream": tokens.header}):
+            raise ValueError(
+                f"path: expected the counts of {tokens.path}, got those of another stream in {self.path}; count again"
+            )
 
 
 def count_bigrams(tokens: TokenFile, path: Path, *, watch: Callable[[int], None] = lambda _pairs: None) -> Bigrams:
-    """The counts of all adjacent pairs of a stream of n tokens, n − 1 in all; counted if they are not there.
+    """Count all n − 1 adjacent pairs of a stream of n tokens, or load them if the file already has them.
 
-    Pairs at a document's beginning count like any others: (last token, BOS) and (BOS, first token).
+    Pairs across document boundaries count too: (last token, BOS) and (BOS, first token).
 
     Args:
-        tokens: the stream, of the training split: what is tested on must not be counted.
-        path: of the file of counts. A file of something else is not replaced.
-        watch: called with the pairs counted so far, chunk by chunk.
+        tokens: token stream of the training split; never count the text that a model is tested on.
+        path: file of counts. A file with other contents is never overwritten.
+        watch: called after every chunk with the number of pairs counted so far.
     """
     V = tokens.vocab_size
     if V >= 2**31:
         raise ValueError(f"tokens: expected a vocabulary below 2^31, got {V}")
     if len(tokens) < 2:
         raise ValueError(f"tokens: expected at least two, got {len(tokens)} in {tokens.path}")
-    asked = {"kind": KIND, "version": VERSION, "vocab_size": V, "tokens": len(tokens), "stream": tokens.header}
-    found = read_header(path, KIND)
-    if found is not None and not differences(found, asked):
+    header = {"kind": KIND, "version": VERSION, "vocab_size": V, "tokens": len(tokens), "stream": tokens.header}
+    stored = read_header(path, KIND)
+    if stored is not None and not differences(stored, header):
         return Bigrams(path)
-    keys, numbers = _counted(tokens, watch)
-    with Writer(path, asked) as file:
+    keys, numbers = _count(tokens, watch)
+    with Writer(path, header) as file:
         file.add("keys", "I64", keys)
         file.add("numbers", "I64", numbers)
         file.done(pairs=len(keys))
@@ -116,11 +135,11 @@ def count_bigrams(tokens: TokenFile, path: Path, *, watch: Callable[[int], None]
 
 
 Counts = tuple["Tensor", "Tensor"]
-"""Keys, all different and in order, and how often each occurs."""
+"""Sorted distinct keys, and how often each occurs."""
 
 
-def _counted(tokens: TokenFile, watch: Callable[[int], None]) -> Counts:
-    # What is merged is of like size, as in a merge sort: of the last two, the earlier one is over twice the later.
+def _count(tokens: TokenFile, watch: Callable[[int], None]) -> Counts:
+    # Merge parts of similar size, as in a merge sort: each remaining part is at least twice as long as the next.
     done: list[Counts] = []
     for start in range(0, len(tokens) - 1, CHUNK):
         stream = tokens.read(start, min(start + CHUNK, len(tokens) - 1) + 1)
@@ -136,30 +155,30 @@ def _counted(tokens: TokenFile, watch: Callable[[int], None]) -> Counts:
 
 
 def _sorted(keys: Tensor) -> Tensor:
-    """Keys in order; they may be sorted in their place."""
+    """Return the sorted keys; may sort in place."""
     try:
         array = keys.numpy()
-    except RuntimeError:  # torch without NumPy; it sorts three times as slowly
+    except RuntimeError:  # torch without NumPy, whose sort is three times slower
         return keys.sort().values
     array.sort()
     return keys
 
 
 def _runs(keys: Tensor) -> Counts:
-    """Keys in order, each once, and how often they came."""
+    """Return the distinct keys of a sorted tensor and their counts."""
     ends = torch.cat(((keys[1:] != keys[:-1]).nonzero().squeeze(1), torch.tensor([len(keys) - 1])))
     return keys[ends], torch.diff(ends, prepend=torch.tensor([-1]))
 
 
 def merged(a: Counts, b: Counts) -> Counts:
-    """The counts of two streams together."""
+    """Add the counts of two streams."""
     (keys, numbers), (more, more_numbers) = a, b
     place = torch.searchsorted(keys, more)
     known = keys[place.clamp(max=len(keys) - 1)] == more
     numbers = numbers.clone()
     numbers[place[known]] += more_numbers[known]
     new = place[~known]
-    # A new key stands after the old ones below it and the new ones before it.
+    # A new key comes after the smaller old keys and the smaller new keys.
     where = new + torch.arange(len(new))
     old = torch.ones(len(keys) + len(new), dtype=torch.bool)
     old[where] = False
@@ -169,6 +188,6 @@ def merged(a: Counts, b: Counts) -> Counts:
     return out, out_numbers
 
 
-def _look_up(keys: Tensor, numbers: Tensor, wanted: Tensor) -> Tensor:
-    place = torch.searchsorted(keys, wanted).clamp_(max=len(keys) - 1)
-    return torch.where(keys[place] == wanted, numbers[place], 0)
+def _look_up(keys: Tensor, numbers: Tensor, queries: Tensor) -> Tensor:
+    place = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
+    return torch.where(keys[place] == queries, numbers[place], 0)

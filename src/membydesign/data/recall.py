@@ -1,7 +1,7 @@
-r"""Sequences of addressed writes, then queries: controlled collisions, and random keys.
+r"""Sequences of addressed writes followed by queries: controlled collisions, and random keys.
 
-A token is $[\texttt{type}, \bar k, v]$: a write carries an address and a one-hot value, a query an address alone. The
-addresses that memories use stand beside the tokens, so that no learned projection can change how they overlap.
+A token is $[\texttt{type}, \bar k, v]$: a write carries an address and a one-hot value, a query an address only. The
+addresses that memories use are returned separately, so that no learned projection can change their overlaps.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 WRITE, QUERY = 0.0, 1.0
-"""The type of a token, its first entry."""
+"""First entry of a token: its type."""
 
 
 class Addressed(NamedTuple):
     """A batch of sequences; the last Q tokens are queries.
 
     Attributes:
-        tokens: [B,T,1+A+L] with A the size of an address as the token shows it and L the number of labels.
-        addresses: unit vectors, as memories see them, [B,T,D].
-        answers: the right labels, [B,Q].
-        rivals: the labels of the colliding distractors, [B,Q]; empty, [B,0], where there are none.
+        tokens: token vectors, [B,T,1+A+L], with A the address size inside a token and L the number of labels.
+        addresses: unit vectors that memories use as keys and queries, [B,T,D].
+        answers: correct labels, [B,Q].
+        rivals: labels of the colliding distractors, [B,Q]; empty, [B,0], if there are none.
     """
 
     tokens: Tensor
@@ -42,12 +42,12 @@ class Addressed(NamedTuple):
 class Collisions:
     r"""K pairs of a target B and a distractor A with $\bar k_A^\top \bar k_B = \rho$; different pairs are orthogonal.
 
-    Four phases: every identity once, in random order; every target $n_b$ times; every distractor $n_f$ times; then one
-    query for each target, in random order.
+    A sequence has four phases: every identity once, in random order; every target $n_b$ times; every distractor $n_f$
+    times; then one query per target, in random order.
 
     Attributes:
-        pairs: K.
-        target_writes: $n_b$.
+        pairs: number of pairs K.
+        target_writes: number of writes $n_b$ of each target.
     """
 
     pairs: int = 8
@@ -55,27 +55,27 @@ class Collisions:
 
     @property
     def address_dim(self) -> int:
-        """D = 2K."""
+        """Address size, D = 2K."""
         return 2 * self.pairs
 
     @property
     def labels(self) -> int:
-        """2K, one for each identity."""
+        """Number of labels, 2K: one per identity."""
         return 2 * self.pairs
 
     @property
     def token_dim(self) -> int:
-        """The size of a token: type, address, value."""
+        """Token size: type, address, value."""
         return 1 + self.address_dim + self.labels
 
     def sample(self, examples: int, distractor_writes: int, overlap: tuple[float, float], rng: Generator) -> Addressed:
         r"""Draw sequences.
 
         Args:
-            examples: B.
-            distractor_writes: $n_f$, the same for the whole batch.
-            overlap: each pair's ρ is uniform between the two.
-            rng: where randomness comes from.
+            examples: batch size B.
+            distractor_writes: number of writes $n_f$ of each distractor, the same for the whole batch.
+            overlap: bounds between which each pair's ρ is uniform.
+            rng: random generator.
         """
         B, K = examples, self.pairs
         low, high = overlap
@@ -92,25 +92,25 @@ class Collisions:
         writes = torch.cat(
             [2 * pair.repeat_interleave(self.target_writes), 2 * pair.repeat_interleave(distractor_writes) + 1]
         )
-        asked = 2 * torch.rand(B, K, generator=rng).argsort(1)
-        identities = torch.cat([seeds, writes.expand(B, -1), asked], 1)
-        answers = labels.gather(1, asked)
-        return Addressed(*_tokens(keys, labels, identities, K, self.labels), answers, labels.gather(1, asked + 1))
+        queried = 2 * torch.rand(B, K, generator=rng).argsort(1)
+        identities = torch.cat([seeds, writes.expand(B, -1), queried], 1)
+        answers, rivals = labels.gather(1, queried), labels.gather(1, queried + 1)
+        return Addressed(*_tokens(keys, labels, identities, K, self.labels), answers, rivals)
 
 
 @dataclass(frozen=True)
 class RandomKeys:
     r"""n writes at random addresses, then queries for some of them.
 
-    Addresses are uniform on the sphere of dimension A; memories see them through a frozen projection with orthonormal
-    rows, renormalised, of dimension D. Labels are drawn independently for every write.
+    Addresses are uniform on the unit sphere of dimension A. Memories see them through a frozen projection to dimension
+    D with orthonormal rows, renormalised. Labels are drawn independently for every write.
 
     Attributes:
-        raw_dim: A.
-        address_dim: D.
-        labels: how many there are.
-        queries: of each sequence, for different writes.
-        projection_seed: of the projection, which all models share.
+        raw_dim: address size A inside a token.
+        address_dim: address size D as memories see it.
+        labels: number of labels.
+        queries: queries per sequence, each for a different write.
+        projection_seed: random seed of the projection, which all models share.
     """
 
     raw_dim: int = 64
@@ -121,11 +121,11 @@ class RandomKeys:
 
     @property
     def token_dim(self) -> int:
-        """The size of a token: type, address, value."""
+        """Token size: type, address, value."""
         return 1 + self.raw_dim + self.labels
 
     def projection(self) -> Tensor:
-        """R, [D,A], with orthonormal rows."""
+        """Return the projection R with orthonormal rows, [D,A]."""
         gaussian = torch.randn(
             self.raw_dim,
             self.address_dim,
@@ -142,15 +142,15 @@ class RandomKeys:
         B = examples
         raw = F.normalize(torch.randn(B, writes, self.raw_dim, generator=rng), dim=-1)
         labels = torch.randint(self.labels, (B, writes), generator=rng)
-        asked = torch.rand(B, writes, generator=rng).argsort(1)[:, : self.queries]
-        identities = torch.cat([torch.arange(writes).expand(B, -1), asked], 1)
-        tokens, shown = _tokens(raw, labels, identities, self.queries, self.labels)
-        addresses = F.normalize(shown @ self.projection().T, dim=-1)
-        return Addressed(tokens, addresses, labels.gather(1, asked), labels[:, :0])
+        queried = torch.rand(B, writes, generator=rng).argsort(1)[:, : self.queries]
+        identities = torch.cat([torch.arange(writes).expand(B, -1), queried], 1)
+        tokens, raw_addresses = _tokens(raw, labels, identities, self.queries, self.labels)
+        addresses = F.normalize(raw_addresses @ self.projection().T, dim=-1)
+        return Addressed(tokens, addresses, labels.gather(1, queried), labels[:, :0])
 
 
 def _tokens(keys: Tensor, labels: Tensor, identities: Tensor, queries: int, count: int) -> tuple[Tensor, Tensor]:
-    """Tokens and addresses of a sequence of identities, the last of which are asked."""
+    """Build tokens and addresses for sequences of identities whose last ones are queries."""
     addresses = keys.gather(1, identities[..., None].expand(-1, -1, keys.shape[-1]))
     values = F.one_hot(labels.gather(1, identities), count).to(keys.dtype)
     kind = torch.full((*identities.shape, 1), WRITE)
@@ -159,7 +159,7 @@ def _tokens(keys: Tensor, labels: Tensor, identities: Tensor, queries: int, coun
 
 
 def overlap_statistics(addresses: Tensor) -> dict[str, float]:
-    """How far unit addresses collide, [B,n,D]: the overlaps of all pairs, and each one's largest with another.
+    """Measure how much unit addresses [B,n,D] overlap: over all pairs, and each address with its closest other one.
 
     For n independent uniform directions the mean square overlap of a pair is 1/D.
     """

@@ -1,4 +1,4 @@
-"""Random streams by name, so that train, validation and test never share one and no draw depends on another."""
+"""Named random streams: train, validation and test never share one, and no draw depends on another."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import hashlib
 import torch
 
 
-def generator(*path: str | int) -> torch.Generator:
-    """A generator of its own for every path, for example `generator("recall", "test", seed, step)`.
+def seed_from(text: str) -> int:
+    """Return a 63-bit seed derived from the SHA-256 hash of a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
-    Streams of different paths have nothing to do with each other, in whatever order, process or number they are made.
+
+def generator(*path: str | int) -> torch.Generator:
+    """Return the random generator that a path names, for example `generator("recall", "test", seed, step)`.
+
+    The streams of different paths are independent, in whatever order and process they are created.
     """
-    digest = hashlib.sha256("/".join(map(repr, path)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator().manual_seed(seed_from("/".join(map(repr, path))))

@@ -1,7 +1,7 @@
-"""Text as documents: from the Hugging Face Hub, from files, or Python's own help, which every machine has.
+"""Corpora of documents: from the Hugging Face Hub, from files, or Python's own help, which every machine has.
 
-A corpus says what it is (`describe`, which token files keep in their header) and gives its documents one by one
-(`documents`). How pieces of text become documents is a field of it, `cut`: "whole", or WikiText's "articles".
+A corpus describes itself (`describe`; token files store this in their header) and yields its documents one by one
+(`documents`). Its field `cut` names how text is split into documents: "whole", or WikiText's "articles".
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from membydesign.data.cuts import CUTS, check_cut
-from membydesign.data.mqar import check_whole
+from membydesign.data.splitting import SPLITTERS, check_cut
+from membydesign.errors import check_whole_number
+from membydesign.files import HUB
 from membydesign.install import install_hint
 
 if TYPE_CHECKING:
@@ -23,27 +24,27 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SHARED_WORDS = 12
-"""Texts that have so many words in a row in common have them from one source."""
+"""Two texts that share this many consecutive words are taken to overlap."""
 
 
 class Corpus(ABC):
-    """Documents, and what they are."""
+    """A collection of documents that can describe itself."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What the corpus is, in JSON's types: the same for the same documents, another for others."""
+        """Describe the corpus in JSON types; equal for the same documents, different for others."""
 
     @abstractmethod
     def documents(self) -> Iterator[str]:
-        """The documents, always in the same order; none is blank.
+        """Yield the documents, always in the same order and never blank.
 
         Raises:
-            ValueError: if they cannot be found or read, or if there are none.
+            ValueError: if the documents cannot be read, or if there are none.
         """
 
 
 def need(package: str, purpose: str) -> ModuleType:
-    """A package of the extra `text`; says how to install it if it is missing."""
+    """Import a package of the extra `text`; if it is missing, the error says how to install it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -55,15 +56,15 @@ def need(package: str, purpose: str) -> ModuleType:
 @final
 @dataclass(frozen=True)
 class HubText(Corpus):
-    """A dataset of the Hugging Face Hub, streamed: nothing is downloaded but what is read.
+    """A dataset on the Hugging Face Hub, streamed: only what is read is downloaded.
 
     Attributes:
-        name: on the Hub, for example "Salesforce/wikitext"; or a local folder that `datasets` can load.
-        config: which of its configurations, for example "wikitext-103-v1".
-        split: "train", "validation", "test" or what it has.
-        column: the column of text.
-        cut: "whole", a document for each row, or "articles" of WikiText, whose rows are lines. None chooses by name.
-        revision: branch, tag or commit. With None the newest text counts, so that the name alone does not fix it.
+        name: name on the Hub, for example "Salesforce/wikitext"; or a local folder that `datasets` can load.
+        config: configuration of the dataset, for example "wikitext-103-v1".
+        split: "train", "validation", "test" or another split of the dataset.
+        column: column of text.
+        cut: "whole" makes every row a document; "articles" splits WikiText, whose rows are lines. None chooses by name.
+        revision: branch, tag or commit. None reads the latest revision, which may change.
     """
 
     name: str
@@ -82,11 +83,11 @@ class HubText(Corpus):
 
     @property
     def cut_by(self) -> str:
-        """How rows become documents."""
+        """Name of the function that splits rows into documents."""
         return self.cut or ("articles" if self.name.rpartition("/")[2].lower() == "wikitext" else "whole")
 
     def describe(self) -> dict[str, Any]:
-        """Names, not text: the Hub is not asked."""
+        """Describe the dataset by its names only, without contacting the Hub."""
         return {
             "kind": "dataset",
             "name": self.name,
@@ -98,8 +99,8 @@ class HubText(Corpus):
         }
 
     def documents(self) -> Iterator[str]:
-        """The documents of the stream, in its order."""
-        return _at_least_one(CUTS[self.cut_by](self._rows()), f"name: expected text in {self._called()}")
+        """Yield the documents in the order of the dataset."""
+        return _at_least_one(SPLITTERS[self.cut_by](self._rows()), f"name: expected text in {self._called()}")
 
     def _called(self) -> str:
         return f"{self.name!r}, config {self.config!r}, split {self.split!r}"
@@ -114,7 +115,7 @@ class HubText(Corpus):
                 yield self._text(row)
         except _BadRow as error:
             raise ValueError(str(error)) from None
-        except Exception as error:  # `datasets` raises errors of many kinds, of other packages too
+        except Exception as error:  # `datasets` raises errors of many types, including those of other packages
             raise ValueError(
                 f"name: expected a dataset that can be read, got {self._called()}: {type(error).__name__}: {error}. "
                 "Check the names on https://huggingface.co/datasets and the network (access to some datasets has to be "
@@ -132,11 +133,8 @@ class HubText(Corpus):
         return text
 
 
-HUB = "hub:"
-
-
 def hub_text(name: str) -> HubText:
-    """A dataset by one word, `hub:DATASET:CONFIG:SPLIT`; without a split its training text.
+    """Parse `hub:DATASET:CONFIG:SPLIT`; the default split is "train".
 
     Example:
         >>> hub_text("hub:Salesforce/wikitext:wikitext-103-v1:test").split
@@ -150,17 +148,17 @@ def hub_text(name: str) -> HubText:
 
 
 class _BadRow(Exception):
-    """A row without text, told from errors of `datasets`."""
+    """A row without text; a type of its own to distinguish it from errors of `datasets`."""
 
 
 @final
 @dataclass(frozen=True)
 class PythonHelp(Corpus):
-    """Python's own help, `pydoc_data.topics`, which comes with every Python: about 370 kB of English.
+    """Python's own help, `pydoc_data.topics`, which ships with every Python: about 370 kB of English.
 
-    Every topic is a document. Some of them are parts of others (`help("while")` is also in `help("compound")`), so a
-    topic that is mostly in longer ones is left out: no text stands in both splits. Topics with a tenth of the text
-    are for validation, chosen by a hash of their names, so that most stay in their split from one Python to the next.
+    Every topic is a document. Some topics are part of others (`help("while")` is also in `help("compound")`), so topics
+    mostly contained in longer ones are dropped, and the splits do not overlap. A tenth of the text is held out for
+    validation. Topics are assigned by a hash of their names, so most stay in their split across Python versions.
 
     Attributes:
         split: "train" or "validation".
@@ -173,32 +171,32 @@ class PythonHelp(Corpus):
             raise ValueError(f"split: expected 'train' or 'validation', got {self.split!r}")
 
     def describe(self) -> dict[str, Any]:
-        """The split, and a hash of its text, which differs from one Python to the next."""
+        """Describe the split by a hash of its text, which differs between Python versions."""
         digest = hashlib.sha256()
         for document in self.documents():
             digest.update(hashlib.sha256(document.encode()).digest())
         return {"kind": "Python's help", "split": self.split, "cut": "topics", "sha256": digest.hexdigest()}
 
     def documents(self) -> Iterator[str]:
-        """The topics, by name."""
+        """Yield the topics, sorted by name."""
         return iter(_topics()[self.split])
 
 
 @cache
 def _topics() -> dict[str, tuple[str, ...]]:
-    """The topics of both splits."""
+    """Return the topics of both splits."""
     from pydoc_data.topics import topics
 
     kept = _without_parts_of_others(topics)
-    apart = _about_a_tenth(kept)
+    held_out = _about_a_tenth(kept)
     return {
-        "train": tuple(kept[name] for name in sorted(kept) if name not in apart),
-        "validation": tuple(kept[name] for name in sorted(apart)),
+        "train": tuple(kept[name] for name in sorted(kept) if name not in held_out),
+        "validation": tuple(kept[name] for name in sorted(held_out)),
     }
 
 
 def _about_a_tenth(texts: dict[str, str]) -> set[str]:
-    """Names of texts, in the order of their hashes, as long as a tenth of all characters has room for them."""
+    """Choose texts in the order of their names' hashes, up to a tenth of all characters."""
     room, chosen = sum(map(len, texts.values())) // 10, set()
     for name in sorted(texts, key=lambda name: hashlib.sha256(name.encode()).digest()):
         if len(texts[name]) <= room:
@@ -208,7 +206,7 @@ def _about_a_tenth(texts: dict[str, str]) -> set[str]:
 
 
 def _without_parts_of_others(texts: dict[str, str]) -> dict[str, str]:
-    """Texts by name, without those of whose stretches of 12 words a half or more is in longer ones."""
+    """Drop texts that share at least half of their 12-word sequences with longer ones."""
     kept: dict[str, str] = {}
     seen: set[tuple[str, ...]] = set()
     for name, text in sorted(texts.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -226,7 +224,7 @@ class JoinedText(Corpus):
     """Several corpora, one after another.
 
     Attributes:
-        parts: at least one.
+        parts: one or more corpora.
     """
 
     parts: tuple[Corpus, ...]
@@ -237,23 +235,23 @@ class JoinedText(Corpus):
             raise ValueError(f"parts: expected a tuple of at least one corpus, got {self.parts!r}")
 
     def describe(self) -> dict[str, Any]:
-        """What the parts are."""
+        """Describe all parts."""
         return {"kind": "joined", "parts": [part.describe() for part in self.parts]}
 
     def documents(self) -> Iterator[str]:
-        """The documents of all parts."""
+        """Yield the documents of all parts."""
         return (document for part in self.parts for document in part.documents())
 
 
 @final
 @dataclass(frozen=True)
 class PartOfText(Corpus):
-    """Some documents of a corpus: the first 50, or what comes after the first 1,000.
+    """A range of documents of a corpus: the first 50, or all after the first 1,000.
 
     Attributes:
-        corpus: of which.
-        start: the first document, counted from 0.
-        stop: the one after the last; None for all that follow.
+        corpus: the whole corpus.
+        start: index of the first document, counted from 0.
+        stop: index after the last document; None for no limit.
     """
 
     corpus: Corpus
@@ -263,22 +261,22 @@ class PartOfText(Corpus):
     def __post_init__(self) -> None:
         if not isinstance(self.corpus, Corpus):
             raise ValueError(f"corpus: expected a corpus, got {self.corpus!r}")
-        check_whole("start", self.start, 0)
+        check_whole_number("start", self.start, 0)
         if self.stop is not None:
-            check_whole("stop", self.stop, self.start + 1)
+            check_whole_number("stop", self.stop, self.start + 1)
 
     def describe(self) -> dict[str, Any]:
-        """What the whole is, and which part."""
+        """Describe the corpus and the range."""
         return {"kind": "part", "of": self.corpus.describe(), "start": self.start, "stop": self.stop}
 
     def documents(self) -> Iterator[str]:
-        """The documents of the part."""
+        """Yield the documents of the range."""
         chosen = islice(self.corpus.documents(), self.start, self.stop)
         return _at_least_one(chosen, f"start: expected fewer than the documents of {self.corpus}, got {self.start}")
 
 
 def _at_least_one(documents: Iterator[str], expected: str) -> Iterator[str]:
-    """The same documents; an error for none."""
+    """Yield the documents; raise an error if there are none."""
     first = next(documents, None)
     if first is None:
         raise ValueError(f"{expected}, got no document")

@@ -1,9 +1,8 @@
-"""Text in local files."""
+"""Read documents from local files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -11,35 +10,36 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from membydesign.data.cuts import CUTS, check_cut
+from membydesign.data.splitting import SPLITTERS, check_cut
 from membydesign.data.text import Corpus
+from membydesign.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SUFFIXES = (".txt", ".tokens", ".json", ".jsonl")
-"""Files that are read: plain text, and JSON whose text is in a column."""
+"""Supported file types: plain text, and JSON with a column of text."""
 
 WIKITEXT = "wiki.*.tokens"
-"""The names of WikiText's own files."""
+"""File names of the original WikiText release."""
 
 
 @final
 @dataclass(frozen=True)
 class TextFiles(Corpus):
-    r"""A file, or all files of a folder and of the folders in it, by their paths.
+    r"""A file, or all supported files in a folder and its subfolders, sorted by path.
 
-    | file | its text |
+    | file | text |
     |---|---|
-    | `*.txt`, `*.tokens` | as it stands, in UTF-8; `\r\n` is not changed, and a byte order mark is left out |
-    | `*.json` | one object with a column of text, or a list of such objects or of texts |
-    | `*.jsonl` | such an object on every line |
+    | `*.txt`, `*.tokens` | its contents in UTF-8; `\r\n` is kept, a byte order mark is removed |
+    | `*.json` | one object with a column of text, or a list of such objects or of strings |
+    | `*.jsonl` | one such object per line |
 
     Attributes:
-        path: of the file or folder.
-        cut: "whole", a document for each file or object of JSON, or "articles" of WikiText. None takes articles for
-            files named `wiki.*.tokens`, and whole files for all others.
-        column: where the objects of JSON have their text.
+        path: file or folder.
+        cut: "whole" makes every file or JSON object a document, "articles" splits WikiText. None chooses articles for
+            files named `wiki.*.tokens` and whole files otherwise.
+        column: key of the text in JSON objects.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class TextFiles(Corpus):
         check_cut(self.cut)
 
     def files(self) -> list[Path]:
-        """The files that are read, in their order."""
+        """Return the files to read, in order."""
         path = self.path
         if path.is_file():
             if path.suffix not in SUFFIXES:
@@ -63,18 +63,18 @@ class TextFiles(Corpus):
             return [path]
         if not path.is_dir():
             raise ValueError(f"path: expected a file or folder of text, and there is no {path}")
-        found = [file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
-        found = [file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts)]
-        if not found:
+        files = [file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file()]
+        files = [file for file in files if not any(part.startswith(".") for part in file.relative_to(path).parts)]
+        if not files:
             raise ValueError(f"path: expected files {_patterns()} in a folder, and {path} has none")
-        return sorted(found, key=lambda file: file.relative_to(path).parts)
+        return sorted(files, key=lambda file: file.relative_to(path).parts)
 
     def cut_of(self, file: Path) -> str:
-        """How a file is cut into documents."""
+        """Return the name of the splitter for a file."""
         return self.cut or ("articles" if fnmatchcase(file.name, WIKITEXT) else "whole")
 
     def describe(self) -> dict[str, Any]:
-        """How many files are cut in which way, and a hash of their contents; where they lie does not count."""
+        """Describe the number of files, how they are split, and a hash of their contents; paths do not matter."""
         files = self.files()
         digest = hashlib.sha256()
         for file in files:
@@ -93,14 +93,14 @@ class TextFiles(Corpus):
         }
 
     def documents(self) -> Iterator[str]:
-        """The documents, file by file."""
-        some = False
+        """Yield the documents, file by file."""
+        any_text = False
         for file in self.files():
-            for document in CUTS[self.cut_of(file)](self._pieces(file)):
-                some = True
+            for document in SPLITTERS[self.cut_of(file)](self._pieces(file)):
+                any_text = True
                 yield document
-        if not some:
-            raise ValueError(f"path: expected some text, and what is in {self.path} is blank")
+        if not any_text:
+            raise ValueError(f"path: expected text in {self.path}, got blank files only")
 
     def _pieces(self, file: Path) -> Iterator[str]:
         text = _read(file)
@@ -109,7 +109,7 @@ class TextFiles(Corpus):
             for i, item in enumerate(value if isinstance(value, list) else [value]):
                 yield self._text(item, f"item {i + 1} of {file}")
         elif file.suffix == ".jsonl":
-            # Only "\n" ends a line: JSON may hold other line ends, which `splitlines` would cut at.
+            # Split at "\n" only: JSON strings may contain other line separators, at which `splitlines` would split.
             for number, line in enumerate(text.split("\n"), 1):
                 if line.strip():
                     where = f"{file}, line {number}"
@@ -134,13 +134,13 @@ def _read(file: Path) -> str:
         return file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"path: expected text in UTF-8, and {file} is none at byte {error.start}; "
+            f"path: expected text in UTF-8, got invalid UTF-8 at byte {error.start} of {file}; "
             "convert it, for example with iconv -f latin1 -t utf-8"
         ) from None
 
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"path: expected JSON in {where}, and it cannot be read: {error}") from None
+        return parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"path: expected JSON in {where}, got invalid JSON: {error}") from None

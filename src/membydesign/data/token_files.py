@@ -1,13 +1,15 @@
-"""Token files: a corpus as one stream of tokens on disk, made once and mapped into memory."""
+"""Token files: a corpus as one stream of tokens on disk, written once and read piece by piece."""
 
 from __future__ import annotations
 
 from array import array
 from typing import TYPE_CHECKING, Any, final
 
-from membydesign.data.mapped import Mapped, Writer, differences, read_header, read_mapped, widen
-from membydesign.data.mqar import check_whole
+import torch
+
+from membydesign.data.tensor_files import TensorFile, Writer, differences, read_header
 from membydesign.data.tokenizer import bos_of, encoder, fingerprint, vocabulary_size
+from membydesign.errors import check_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,67 +22,92 @@ if TYPE_CHECKING:
 
 KIND = "tokens"
 VERSION = 1
-"""Of what stands in the files; raised when the same text comes out as another stream."""
+"""Format version; increased when the same text would produce another stream."""
 
 PIECE = 2**22
-"""Characters that are tokenised at once; longer documents are cut before a space or line end."""
+"""Number of characters tokenised at a time; longer documents are split before a space or line end."""
 
 DOCUMENTS = 4096
-"""Documents that are tokenised at once, at most."""
+"""Maximum number of documents tokenised at a time."""
 
 
 @final
 class TokenFile:
-    """A stream of tokens that is mapped into memory; made by `pack`.
+    """A stream of tokens on disk, created by `pack`; it may be larger than memory.
 
     Args:
-        path: of the file.
+        path: token file.
+        verify: whether to compare the tokens with the hash in the header, once per process and file. That reads the
+            whole file, a few seconds per GB. Ids are checked in any case, when they are read.
 
     Attributes:
-        header: what the file holds: "tokens" and "documents", numbers of them; "vocab_size", V; "bos"; "tokenizer", its
-            fingerprint; "corpus", as it describes itself; "most_tokens", where the stream was cut; "sha256".
-        stored: the tokens, as int16 or int32, which `widen` reads, [n].
+        header: file header: "tokens" and "documents", their numbers; "vocab_size", V; "bos"; "tokenizer", its
+            fingerprint; "corpus", its description; "most_tokens", the limit of the stream; "sha256".
     """
 
-    def __init__(self, path: Path) -> None:
-        mapped: Mapped = read_mapped(path, KIND)
-        _refuse(path, differences(mapped.header, {"version": VERSION}))
-        self.path, self.header, self.stored = path, mapped.header, mapped.tensors[KIND]
+    def __init__(self, path: Path, *, verify: bool = True) -> None:
+        self._tensors = TensorFile(path, KIND, (KIND,))
+        self.path, self.header = path, self._tensors.header
+        _refuse(path, differences(self.header, {"version": VERSION}))
+        for name, least in (("vocab_size", 1), ("documents", 0)):
+            if type(self.header.get(name)) is not int or self.header[name] < least:
+                _refuse(path, [f"its {name} is {self.header.get(name)!r}, not a whole number of at least {least}"])
+        _refuse(path, differences(self.header, {"tokens": len(self)}))
+        if verify:
+            self._tensors.verify()
 
     def __len__(self) -> int:
-        """Tokens."""
-        return len(self.stored)
+        """Number of tokens."""
+        return self._tensors.length(KIND)
+
+    @property
+    def stored_as(self) -> str:
+        """Type of the tokens in the file: "U16" or "U32"."""
+        return self._tensors.entries[KIND].dtype
 
     @property
     def vocab_size(self) -> int:
-        """V of the tokenizer."""
+        """Vocabulary size V of the tokenizer."""
         return self.header["vocab_size"]
 
     @property
     def documents(self) -> int:
-        """Documents, each with one BOS before it."""
+        """Number of documents, each preceded by one BOS."""
         return self.header["documents"]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Tokens from `start` to before `stop`, as int64, [n]."""
-        return widen(self.stored[start:stop])
+        """Return the tokens from `start` up to, not including, `stop` as int64, [n]."""
+        return self._checked(self._tensors.read(KIND, start, stop))
 
     def rows(self, length: int, rows: Tensor | slice) -> Tensor:
-        """Some of the windows of L tokens that the stream is cut into, as int64, [rows,L]."""
-        windows = len(self) // length
-        return widen(self.stored[: windows * length].view(windows, length)[rows])
+        """Divide the stream into windows of L tokens and return some of them as int64, [rows,L]."""
+        if isinstance(rows, slice):
+            first, last, step = rows.indices(len(self) // length)
+            rows = torch.arange(first, last, step)
+        return self._checked(self._tensors.rows(KIND, length, rows))
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        """Return tokens, or raise an error if the vocabulary does not have them: models index with them."""
+        if ids.numel() and int(ids.max()) >= self.vocab_size:
+            raise ValueError(
+                f"path: expected tokens below vocab_size = {self.vocab_size:,} in {self.path}, got {int(ids.max()):,}; "
+                "it is damaged: remove it to have it rebuilt"
+            )
+        return ids
 
     def check(self, tokenizer: PreTrainedTokenizerBase, corpus: Corpus | None = None) -> None:
-        """Refuse the file if it was made with another tokenizer or, if one is given, from another corpus."""
+        """Raise an error if the file was made with another tokenizer or, if given, from another corpus."""
         expected: dict[str, Any] = {"tokenizer": fingerprint(tokenizer)}
         if corpus is not None:
             expected["corpus"] = corpus.describe()
         _refuse(self.path, differences(self.header, expected))
 
 
-def _refuse(path: Path, found: list[str]) -> None:
-    if found:
-        raise ValueError(f"path: expected another file of tokens than {path}: {'; '.join(found)}; pack it anew")
+def _refuse(path: Path, mismatches: list[str]) -> None:
+    if mismatches:
+        raise ValueError(
+            f"path: expected a matching file of tokens, got {path}: {'; '.join(mismatches)}; pack it again"
+        )
 
 
 def pack(
@@ -91,22 +118,22 @@ def pack(
     most_tokens: int | None = None,
     watch: Callable[[int, int], None] = lambda _tokens, _documents: None,
 ) -> TokenFile:
-    """The token file of a corpus; made if it is not there, or if corpus, tokenizer or limit are not those it is of.
+    """Return the token file of a corpus, writing it if it is missing or if corpus, tokenizer or limit have changed.
 
-    The stream is BOS, the first document, BOS, the second, and so on, without any other token that stands for no text.
-    Tokens are stored in 16 bits if the vocabulary fits them, otherwise in 32.
+    The stream is BOS, the first document, BOS, the second, and so on, without any other special tokens. Tokens are
+    stored in 16 bits if the vocabulary allows, otherwise in 32.
 
     Args:
-        corpus: the text. One from the Hub is not asked for again once its file is there.
-        tokenizer: of Transformers, with a BOS token.
-        path: of the file, for example `Path("runs/train.safetensors")`. A file of something else is not replaced.
-        most_tokens: where the stream ends even if there is more text; None for all of it.
-        watch: called with tokens and documents so far, now and then.
+        corpus: source text. A corpus on the Hub is not downloaded again once its file exists.
+        tokenizer: Transformers tokenizer with a BOS token.
+        path: token file, for example `Path("runs/train.safetensors")`. A file with other contents is never overwritten.
+        most_tokens: maximum length of the stream; None for the whole corpus.
+        watch: called from time to time with the tokens and documents written so far.
     """
     if most_tokens is not None:
-        check_whole("most_tokens", most_tokens, 1)
+        check_whole_number("most_tokens", most_tokens, 1)
     V = vocabulary_size(tokenizer)
-    asked = {
+    header = {
         "kind": KIND,
         "version": VERSION,
         "vocab_size": V,
@@ -115,13 +142,13 @@ def pack(
         "corpus": corpus.describe(),
         "most_tokens": most_tokens,
     }
-    found = read_header(path, KIND)
-    if found is not None and not differences(found, asked):
+    stored = read_header(path, KIND)
+    if stored is not None and not differences(stored, header):
         return TokenFile(path)
     dtype, code = ("U16", "H") if V <= 2**16 else ("U32", "I")
     tokens = documents = 0
-    with Writer(path, asked) as file:
-        for stretch, begun in stretches(corpus.documents(), tokenizer, asked["bos"], code, most_tokens=most_tokens):
+    with Writer(path, header) as file:
+        for stretch, begun in stretches(corpus.documents(), tokenizer, header["bos"], code, most_tokens=most_tokens):
             file.add(KIND, dtype, stretch.tobytes())
             tokens, documents = tokens + len(stretch), documents + begun
             watch(tokens, documents)
@@ -137,14 +164,14 @@ def stretches(
     *,
     most_tokens: int | None = None,
 ) -> Iterator[tuple[array[int], int]]:
-    """The stream of documents, as many tokens at a time as are made at once, and how many documents begin there.
+    """Tokenise documents into one stream; yield stretches of it with the number of documents that begin in each.
 
     Args:
-        documents: each becomes its tokens, after a BOS.
-        tokenizer: of Transformers.
-        bos: the token that stands before documents.
-        code: the type of numbers, as `array` names it.
-        most_tokens: where the stream ends even if there is more text; None for all of it.
+        documents: texts; each becomes BOS and its tokens.
+        tokenizer: Transformers tokenizer.
+        bos: token that precedes documents.
+        code: type code of the arrays, as in the module `array`.
+        most_tokens: maximum length of the stream; None for all documents.
     """
     encode, left = encoder(tokenizer), most_tokens
     for pieces in _batches(documents):
@@ -162,7 +189,7 @@ def stretches(
 
 
 def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of text with whether a document begins there, as many at a time as are tokenised at once."""
+    """Group pieces of text, each with a flag for the start of a document, into batches for the tokenizer."""
     batch, size = [], 0
     for document in documents:
         for i, piece in enumerate(cut_long(document)):
@@ -176,9 +203,9 @@ def _batches(documents: Iterator[str]) -> Iterator[list[tuple[str, bool]]]:
 
 
 def cut_long(document: str, most: int = PIECE) -> Iterator[str]:
-    """A document in pieces of at most so many characters, each but the first from a space or line end on.
+    """Split a document into pieces of at most `most` characters, before a space or line end where possible.
 
-    Tokenizers need a hundred times the memory of what they are given at once. Most of them cut at such places anyway.
+    Tokenizers need about a hundred times the memory of their input. Most of them split at such places anyway.
     """
     start = 0
     while len(document) - start > most:

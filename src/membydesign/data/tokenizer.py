@@ -1,4 +1,4 @@
-"""Tokenizers: other people's by name, or byte-level BPE of one's own text."""
+"""Tokenizers: load one by name, or train a byte-level BPE on a corpus."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import shutil
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from membydesign.data.mqar import check_whole
 from membydesign.data.text import need
-from membydesign.files import to_json, write_text
+from membydesign.errors import check_whole_number
+from membydesign.files import hub_name, partial_folder, read_json, to_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,59 +22,58 @@ if TYPE_CHECKING:
     from membydesign.data.text import Corpus
 
 BOS = "<|bos|>"
-"""The token before every document, of tokenizers that are trained here; it also ends the document before."""
+"""Token before every document, for tokenizers trained here; it also ends the previous document."""
 
 BYTES = 256
 
 DIGITS = {1: "single tokens", 3: "groups of three"}
-"""How numbers are cut. It is kept with what a tokenizer was trained on, since older ones have no such rule."""
+"""How numbers are split. It is recorded in `TRAINED_ON`, because older tokenizers have no such rule."""
 
 TRAINED_ON = "trained_on.json"
-"""Beside a tokenizer that was trained here: on what, and with how many tokens."""
+"""File in the folder of a tokenizer trained here: its corpus and vocabulary size."""
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """A tokenizer of Transformers.
+    """Load a Transformers tokenizer.
 
     Args:
-        name: on the Hugging Face Hub, for example "fla-hub/gla-1.3B-100B", or a folder. Code that comes with a
-            tokenizer is never run.
+        name: name on the Hugging Face Hub, for example "fla-hub/gla-1.3B-100B" or "hub:gpt2", or a folder. Code
+            shipped with a tokenizer is never executed.
     """
     if not isinstance(name, (str, os.PathLike)) or not str(name):
         raise ValueError(f"name: expected the name or folder of a tokenizer, got {name!r}")
     transformers = need("transformers", "a tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(name))
-    except Exception as error:  # of Transformers, of the Hub and of the network: many kinds
+        on_the_hub = hub_name("name", name)
+        return transformers.AutoTokenizer.from_pretrained(on_the_hub or str(name), trust_remote_code=False)
+    except Exception as error:  # Transformers, the Hub and the network raise errors of many types
         raise ValueError(
             f"name: expected a tokenizer that can be read, got {str(name)!r}: {type(error).__name__}: {error}"
         ) from error
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, digits: int = 1) -> PreTrainedTokenizerBase:
-    r"""A byte-level BPE, as GPT-2's but with a rule for numbers, trained on a corpus; `AutoTokenizer` loads it.
+    r"""Train a byte-level BPE, like GPT-2's but with a rule for numbers; `AutoTokenizer` can load it.
 
-    The same text gives the same tokenizer, on however many threads. A folder that already has a tokenizer of this
-    corpus and size is loaded; one of another corpus or size, or with another rule for digits, is replaced, and one from
-    elsewhere is refused.
+    Training is deterministic for any number of threads. If the folder already has a tokenizer of this corpus and size,
+    it is loaded; one with another corpus, size or digit rule is replaced; other contents raise an error.
 
-    Every text can be told from its tokens: no character is unknown. Called like any tokenizer, it puts its token BOS
-    first.
+    Tokenisation is lossless: no character is unknown. The tokenizer puts BOS first, unless told otherwise.
 
     Args:
-        corpus: the training split; never the text that is tested on.
-        vocab_size: V: 256 bytes, BOS, and what is merged.
-        folder: of the tokenizer.
-        digits: of which a token has at most so many. With 1 every digit is by itself. With 3 numbers are cut from the
-            left into groups of three, as Llama 3 does, and each of the 1,110 groups is a token, however rare it is.
+        corpus: training split; never the text that a model is tested on.
+        vocab_size: vocabulary size V: 256 bytes, BOS, and merges.
+        folder: folder of the tokenizer.
+        digits: maximum digits per token. With 1 every digit is a token. With 3 numbers are split from the left into
+            groups of three, as in Llama 3, and each of the 1,110 groups is a token, however rare.
     """
     if digits not in DIGITS:
         raise ValueError(f"digits: expected one of {', '.join(map(str, DIGITS))}, got {digits!r}")
     groups = ["".join(each) for size in range(2, digits + 1) for each in product("0123456789", repeat=size)]
-    check_whole("vocab_size", vocab_size, BYTES + 1 + len(groups))
+    check_whole_number("vocab_size", vocab_size, BYTES + 1 + len(groups))
     tokenizers, transformers = need("tokenizers", "training a tokenizer"), need("transformers", "a tokenizer")
-    asked = {"vocab_size": vocab_size, "digits": DIGITS[digits], "corpus": corpus.describe()}
-    if _trained_on(folder) == asked:
+    trained_on = {"vocab_size": vocab_size, "digits": DIGITS[digits], "corpus": corpus.describe()}
+    if _trained_on(folder) == trained_on:
         return load_tokenizer(folder)
 
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -93,7 +92,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, digits: int =
     most = tokenizer.get_vocab_size() + len(groups)
     if most < vocab_size:
         raise ValueError(
-            f"vocab_size: expected at most {most}, which is all that repeats in this text, got {vocab_size}"
+            f"vocab_size: expected at most {most}, the largest vocabulary this text supports, got {vocab_size}"
         )
     if groups:
         tokenizer = _with_groups(tokenizer, groups)
@@ -103,17 +102,17 @@ def train_tokenizer(corpus: Corpus, vocab_size: int, folder: Path, digits: int =
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=BOS, clean_up_tokenization_spaces=False
     )
-    _save(wrapped, folder, asked)
+    _save(wrapped, folder, trained_on)
     return load_tokenizer(folder)
 
 
 def _with_groups(tokenizer: Any, groups: list[str]) -> Any:
-    """The same tokenizer with tokens for groups of digits, into which numbers are cut from the left."""
+    """Add tokens for groups of digits, into which numbers are split from the left."""
     state, longest = json.loads(tokenizer.to_str()), len(groups[-1])
     vocabulary, merges = state["model"]["vocab"], state["model"]["merges"]
     for group in groups:
         vocabulary[group] = len(vocabulary)
-        # Pairs are merged by rank, 00 before 70: 700 must be found from 70 and 0 as well as from 7 and 00.
+        # Pairs are merged by rank, 00 before 70: 700 must be reachable from 70 and 0 as well as from 7 and 00.
         merges += [[group[:cut], group[cut:]] for cut in range(1, len(group))]
     cut = {"type": "Split", "pattern": {"Regex": f"[0-9]{{1,{longest}}}"}, "behavior": "Isolated", "invert": False}
     state["pre_tokenizer"]["pretokenizers"][0] = cut
@@ -121,22 +120,20 @@ def _with_groups(tokenizer: Any, groups: list[str]) -> Any:
 
 
 def _trained_on(folder: Path) -> dict[str, Any] | None:
-    """What the tokenizer of a folder was trained on; None if there is no folder or nothing in it."""
+    """Return what the tokenizer in a folder was trained on; None if the folder is missing or empty."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     try:
-        return json.loads((folder / TRAINED_ON).read_text(encoding="utf-8"))
+        return read_json(folder / TRAINED_ON)
     except (OSError, ValueError):
         raise ValueError(
-            f"folder: expected a new folder or one of a tokenizer that was trained here, and {folder} is neither"
+            f"folder: expected a new folder, or one with a tokenizer trained by this package, and {folder} is neither"
         ) from None
 
 
 def _save(tokenizer: PreTrainedTokenizerBase, folder: Path, trained_on: dict[str, Any]) -> None:
-    """Beside its place first, and then moved: what is at `folder` is whole."""
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """Save to a temporary folder and move it into place, so that `folder` is always complete."""
+    partial = partial_folder(folder.with_name(f"{folder.name}.{os.getpid()}"))
     try:
         tokenizer.save_pretrained(partial)
         write_text(partial / TRAINED_ON, to_json(trained_on))
@@ -144,36 +141,36 @@ def _save(tokenizer: PreTrainedTokenizerBase, folder: Path, trained_on: dict[str
             shutil.rmtree(folder)
         os.replace(partial, folder)
     except OSError:
-        if _trained_on(folder) != trained_on:  # else another process was faster
+        if _trained_on(folder) != trained_on:  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than its largest token, added ones included."""
+    """Return the largest token plus one, including added tokens."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Refuse a tokenizer with tokens that a model does not have.
+    """Raise an error if a tokenizer has tokens that a model does not have.
 
     Args:
-        tokenizer: of the text.
-        vocab_size: V of the model; larger ones than the tokenizer's are fine, and common.
+        tokenizer: tokenizer of the text.
+        vocab_size: vocabulary size V of the model; it may be larger than the tokenizer's, and often is.
     """
-    check_whole("vocab_size", vocab_size, 1)
+    check_whole_number("vocab_size", vocab_size, 1)
     needed = vocabulary_size(tokenizer)
     if needed > vocab_size:
         raise ValueError(
             f"tokenizer: expected one with tokens below the model's vocab_size={vocab_size:,}, got one with "
-            f"{needed:,} tokens ({tokenizer.name_or_path or type(tokenizer).__name__}); take the tokenizer that the "
-            "model was trained with, or a model of that vocab_size"
+            f"{needed:,} tokens ({tokenizer.name_or_path or type(tokenizer).__name__}); use the tokenizer that the "
+            "model was trained with, or a model with that vocab_size"
         )
 
 
 def bos_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that stands before documents."""
+    """Return the token that precedes documents."""
     bos = tokenizer.bos_token_id
     if not isinstance(bos, int):
         raise ValueError(
@@ -184,7 +181,7 @@ def bos_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of all that decides which tokens a text has: vocabulary, merges, normalisation, special tokens, BOS."""
+    """Hash everything that determines the tokens of a text: vocabulary, merges, normalisation, special tokens, BOS."""
     if tokenizer.is_fast:
         state = _backend_state(tokenizer)
     else:
@@ -194,23 +191,23 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _backend_state(tokenizer: Any) -> dict[str, Any]:
-    """What `tokenizers` knows of it, without truncation and padding: those are what the last caller asked for."""
+    """Return the state of the `tokenizers` backend, without the truncation and padding set by the last caller."""
     return {**json.loads(tokenizer.backend_tokenizer.to_str()), "truncation": None, "padding": None}
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], list[list[int]]]:
-    """A function from texts to their tokens, without BOS or others that stand for no text; as fast as there is.
+    """Return the fastest available function from texts to tokens; it adds no BOS or other special tokens.
 
-    What looks like a special token in a text is that token, as Transformers has it, unless the tokenizer's
+    Text that spells a special token becomes that token, as in Transformers, unless the tokenizer's
     `split_special_tokens` is set.
     """
     if tokenizer.is_fast:
         backend = need("tokenizers", "a tokenizer").Tokenizer.from_str(json.dumps(_backend_state(tokenizer)))
         backend.encode_special_tokens = bool(tokenizer.split_special_tokens)
-        return lambda texts: [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return lambda texts: [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode(texts: list[str]) -> list[list[int]]:
-        found = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return found["input_ids"]
+        encoding = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return encoding["input_ids"]
 
     return encode

@@ -1,4 +1,4 @@
-"""Windows of a token file: in a new order for every epoch for training, in order for evaluation."""
+"""Windows of a token file: reshuffled every epoch for training, in text order for evaluation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from membydesign.data.mqar import check_whole
 from membydesign.data.seeds import generator
+from membydesign.errors import check_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,51 +19,50 @@ if TYPE_CHECKING:
 
 @final
 class Windows:
-    """Non-overlapping windows of L tokens; what does not fill the last one is left out.
+    """Non-overlapping windows of L tokens; an incomplete last window is dropped.
 
-    Training reads one endless stream of windows: all of them in a random order, then all in another, epoch after
-    epoch. A batch is the next B of it. It may begin in one epoch and end in the next, so none is left out, and the
-    stream is the same for every batch size. A batch depends on the seed and its step alone: a run can go on from any
-    step, and all models of a seed see the same tokens.
+    Training reads one endless stream of windows, reshuffled every epoch. A batch is the next B windows of it and may
+    span two epochs, so no window is dropped and the stream is the same for every batch size. A batch depends only on
+    the seed and its step: a run can resume at any step, and all models with the same seed see the same tokens.
 
     Args:
-        tokens: the stream of tokens.
-        length: L.
-        seed: of the order.
+        tokens: token stream.
+        length: window length L.
+        seed: random seed of the order.
     """
 
     def __init__(self, tokens: TokenFile, length: int, seed: int = 0) -> None:
-        check_whole("length", length, 2)
-        check_whole("seed", seed, 0)
+        check_whole_number("length", length, 2)
+        check_whole_number("seed", seed, 0)
         if len(tokens) < length:
             raise ValueError(f"length: expected at most the {len(tokens):,} tokens of {tokens.path}, got {length:,}")
         self.tokens, self.length, self.seed = tokens, length, seed
         self._orders: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        """Windows, N."""
+        """Number of windows."""
         return len(self.tokens) // self.length
 
     def steps(self, epochs: int, batch_size: int) -> int:
-        """Whole batches of so many epochs."""
-        check_whole("epochs", epochs, 1)
-        check_whole("batch_size", batch_size, 1)
+        """Number of complete batches in a number of epochs."""
+        check_whole_number("epochs", epochs, 1)
+        check_whole_number("batch_size", batch_size, 1)
         return epochs * len(self) // batch_size
 
     def batch(self, step: int, batch_size: int) -> Tensor:
-        """The batch of a step, counted from 0, [B,L]."""
-        check_whole("step", step, 0)
-        check_whole("batch_size", batch_size, 1)
+        """Return the batch of a step, counted from 0, [B,L]."""
+        check_whole_number("step", step, 0)
+        check_whole_number("batch_size", batch_size, 1)
         return self.stretch(step * batch_size, batch_size)
 
     def stretch(self, start: int, count: int) -> Tensor:
-        """So many windows of the endless stream, from one on that is counted from 0, [count,L]."""
+        """Return `count` windows of the endless stream, beginning with number `start`, [count,L]."""
         return self.tokens.rows(self.length, self.places(start, count))
 
     def places(self, start: int, count: int) -> Tensor:
-        """Which windows a stretch of the stream has, counted from 0 in the order of the text, [count]."""
-        check_whole("start", start, 0)
-        check_whole("count", count, 1)
+        """Return the positions in the text, counted from 0, of the windows in a stretch of the stream, [count]."""
+        check_whole_number("start", start, 0)
+        check_whole_number("count", count, 1)
         stop = start + count
         first, last = start // len(self), (stop - 1) // len(self)
         self._orders = {epoch: self._order(epoch) for epoch in range(first, last + 1)}
@@ -71,14 +70,14 @@ class Windows:
         return joined[start - first * len(self) : stop - first * len(self)]
 
     def in_order(self, batch_size: int) -> Iterator[Tensor]:
-        """Every window once, in the order of the text, for evaluation, [B,L]: the last batch may be smaller."""
-        check_whole("batch_size", batch_size, 1)
+        """Iterate over every window once in text order, for evaluation, [B,L]; the last batch may be smaller."""
+        check_whole_number("batch_size", batch_size, 1)
         return (
             self.tokens.rows(self.length, slice(start, start + batch_size)) for start in range(0, len(self), batch_size)
         )
 
     def _order(self, epoch: int) -> Tensor:
-        """The order of an epoch; those of the last batch are kept."""
+        """Return the order of an epoch; the orders used by the latest batch are cached."""
         if epoch in self._orders:
             return self._orders[epoch]
         return torch.randperm(len(self), generator=generator("order of windows", self.seed, epoch), device="cpu")

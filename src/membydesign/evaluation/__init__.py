@@ -1,9 +1,6 @@
-"""What a language model can do: RULER's needles in haystacks, perplexity by context length and on AR-hits.
+"""Evaluate causal language models of Transformers, including those of this package.
 
-Every causal language model of Transformers can be measured, ours among them.
-
-niah          the six tasks, and samples for any tokenizer and length     perplexity  by window length
-niah_run      a model's answers, scored and kept                          generation  greedy, in batches
-niah_scores   scores by task, length and depth, and differences           tokens      what a tokenizer makes of a text
-ar_hits       tokens that only a memory knows, and slices of losses
+niah        RULER's needle-in-a-haystack tasks      ar_hits     tokens that only a memory can predict
+perplexity  perplexity by context length            generation  greedy generation in batches
+text        text to evaluate on                     tokens      prompts as tokens, for any tokenizer
 """

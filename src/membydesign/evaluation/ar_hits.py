@@ -1,8 +1,7 @@
-r"""AR-hits: tokens of a text that a memory could know, and that frequency could not tell.
+r"""AR-hits: tokens that a model can predict from memory of the context, but not from frequency in its training text.
 
-A predicted token $x_t$ completes the pair $(x_{t-1}, x_t)$. It is an AR-hit if the pair was last seen at most $d$
-tokens before in the same window, and if it is rare in the training text, so that a model has hardly learned it by
-heart:
+A predicted token $x_t$ completes the pair $(x_{t-1}, x_t)$. It is an AR-hit if the pair occurred at most $d$ tokens
+earlier in the same window and is rare in the training text, so that the model can hardly have memorised it:
 
 $$ x_t \text{ is a hit} \iff \exists\, s < t,\ t - s \le d:\ (x_{s-1}, x_s) = (x_{t-1}, x_t)
    \quad\text{and}\quad \mathrm{count}(x_{t-1}, x_t) \le c. $$
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from membydesign.data.mqar import check_whole
+from membydesign.errors import check_whole_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,37 +25,37 @@ if TYPE_CHECKING:
     from membydesign.data.bigrams import Bigrams
 
 DISTANCE = 1024
-"""How far back a pair may have been, d."""
+"""Maximum distance d to the earlier occurrence of a pair."""
 
 RARE, PER_TOKENS = 1250, 10**10
 """Zoology's rate: pairs that occur up to 1,250 times in 10 billion tokens are rare."""
 
 DISTANCES = ((1, 64), (65, 256), (257, 1024))
-"""The distances of the paper's table, first and last."""
+"""First and last distance of each group in the paper's table."""
 
 
 def rarity_threshold(tokens: int) -> int:
-    r"""The most often that a rare pair occurs in a training text of n tokens, $c = \lfloor 1250\, n / 10^{10} \rfloor$.
+    r"""Return the maximum count of a rare pair in n training tokens, $c = \lfloor 1250\, n / 10^{10} \rfloor$.
 
-    16 for the paper's 130 million tokens. Below 8 million tokens it is 0: only pairs that the training text does not
-    have at all are rare, since one that it has even once is more frequent there than the rate allows. It is not raised
-    to 1, which would call pairs rare that are not.
+    It is 16 for the paper's 130 million tokens. Below 8 million tokens it is 0: only pairs absent from the training
+    text are rare, because a single occurrence already exceeds the rate. It is not rounded up to 1, which would count
+    frequent pairs as rare.
 
     >>> [rarity_threshold(n) for n in (10**10, 130_000_000, 8_000_000, 7_999_999)]
     [1250, 16, 1, 0]
     """
-    check_whole("tokens", tokens, 1)
+    check_whole_number("tokens", tokens, 1)
     return RARE * tokens // PER_TOKENS
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Which predicted tokens of windows are AR-hits.
+    """AR-hits among the predicted tokens of windows.
 
     Attributes:
-        mask: whether token t + 1 is a hit, [N,L−1] of booleans.
-        distance: how many tokens before its pair was last in the window; 0 if it was not, [N,L−1].
+        mask: whether token t + 1 is a hit, booleans [N,L−1].
+        distance: distance in tokens to the previous occurrence of its pair in the window; 0 if there is none, [N,L−1].
     """
 
     mask: Tensor
@@ -66,11 +65,11 @@ class Hits:
 @final
 @dataclass(frozen=True)
 class Slice:
-    """A part of the predicted tokens.
+    """Loss on a subset of the predicted tokens.
 
     Attributes:
-        tokens: how many.
-        loss: their mean loss in nats; None if there are none.
+        tokens: number of tokens.
+        loss: mean loss in nats; None if there are no tokens.
     """
 
     tokens: int
@@ -78,12 +77,12 @@ class Slice:
 
     @property
     def perplexity(self) -> float | None:
-        """exp of the mean loss; None if there are no tokens."""
+        """Exponential of the mean loss; None if there are no tokens."""
         return None if self.loss is None else math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 def pair_distance(windows: Tensor) -> Tensor:
-    """How many tokens before a predicted token its pair was last; 0 if it was not before in the window.
+    """Compute the distance to the previous occurrence of each token's pair; 0 if there is none in the window.
 
     Args:
         windows: tokens, [N,L].
@@ -97,39 +96,39 @@ def pair_distance(windows: Tensor) -> Tensor:
         return windows[:, 1:].to(torch.int64)
     windows = windows.to(torch.int64)
     keys = windows[:, :-1] * (windows.max() + 1) + windows[:, 1:]
-    keys, place = keys.sort(dim=1, stable=True)  # equal pairs side by side, in the order of the text
+    keys, place = keys.sort(dim=1, stable=True)  # equal pairs become neighbours, in text order
     between = torch.zeros_like(place)
     between[:, 1:] = torch.where(keys[:, 1:] == keys[:, :-1], place[:, 1:] - place[:, :-1], 0)
     return torch.empty_like(place).scatter_(1, place, between)
 
 
 def ar_hits(windows: Tensor, bigrams: Bigrams, threshold: int | None = None, distance: int = DISTANCE) -> Hits:
-    """Label the predicted tokens of windows.
+    """Find the AR-hits among the predicted tokens of windows.
 
-    A window may hold several documents. Pairs with BOS are treated like any others.
+    A window may contain several documents. Pairs with BOS are treated like any others.
 
     Args:
         windows: tokens, [N,L].
-        bigrams: the pairs of the training text, in the same tokenizer's tokens.
-        threshold: c; None for `rarity_threshold` of that text.
-        distance: d.
+        bigrams: pair counts of the training text, from the same tokenizer.
+        threshold: maximum count c of a rare pair; None for `rarity_threshold` of the training text.
+        distance: maximum distance d.
     """
     threshold = rarity_threshold(bigrams.tokens) if threshold is None else threshold
-    check_whole("threshold", threshold, 0)
-    check_whole("distance", distance, 1)
-    found = pair_distance(windows)
-    mask = (found > 0) & (found <= distance)
+    check_whole_number("threshold", threshold, 0)
+    check_whole_number("distance", distance, 1)
+    distances = pair_distance(windows)
+    mask = (distances > 0) & (distances <= distance)
     pairs = torch.stack((windows[:, :-1], windows[:, 1:]), -1)
-    # Only pairs that came before are looked up: others are no hits however rare.
+    # Look up repeated pairs only: the others are no hits, however rare.
     mask[mask.clone()] = bigrams.counts(pairs[mask]) <= threshold
-    return Hits(mask, found)
+    return Hits(mask, distances)
 
 
 def slices(hits: Hits, losses: Tensor) -> dict[str, Slice]:
-    """Losses of all predicted tokens, of AR-hits and of the others, and of AR-hits by distance.
+    """Average losses over all predicted tokens, AR-hits, other tokens, and AR-hits by distance.
 
     Args:
-        hits: of the windows.
+        hits: AR-hits of the windows.
         losses: cross-entropies in nats, [N,L−1].
 
     Returns:
@@ -139,7 +138,7 @@ def slices(hits: Hits, losses: Tensor) -> dict[str, Slice]:
         raise ValueError(f"losses: expected {list(hits.mask.shape)}, as hits, got {list(losses.shape)}")
     bad = int((~losses.isfinite()).sum())
     if bad:
-        raise ValueError(f"losses: expected finite ones, got {bad} that are not")
+        raise ValueError(f"losses: expected finite losses, got {bad} that are not")
     masks = {"overall": torch.ones_like(hits.mask), "hit": hits.mask, "other": ~hits.mask}
     for first, last in DISTANCES:
         near = (hits.distance >= first) & (hits.distance <= last)

@@ -1,4 +1,4 @@
-"""Greedy generation in batches, with a model's own cache."""
+"""Greedy generation in batches, with the model's cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 BATCH_TOKENS = 16_384
-"""How many tokens are read at a time where no batch size is given."""
+"""Tokens per batch if no batch size is given."""
 
 
 def batch_for(length: int, batch_size: int | None = None) -> int:
-    """How many sequences of a length are read at a time."""
+    """Return the number of sequences per batch for a sequence length."""
     return max(1, BATCH_TOKENS // length) if batch_size is None else batch_size
 
 
@@ -23,17 +23,17 @@ def batch_for(length: int, batch_size: int | None = None) -> int:
 def generate_greedy(
     model: Any, prompts: Sequence[Sequence[int]], new_tokens: int, padding: int = 0, use_cache: bool = True
 ) -> list[list[int]]:
-    """The likeliest token, again and again, for all prompts at once.
+    """Continue all prompts of a batch with the most likely tokens.
 
     Args:
-        model: a causal language model of Transformers.
-        prompts: tokens; shorter ones are padded on the left, which is masked out.
-        new_tokens: how many to add, or fewer where the model says the end.
-        padding: the token to pad with.
-        use_cache: without one, the whole text is read anew for every token.
+        model: causal language model of Transformers.
+        prompts: prompt tokens; shorter prompts are padded on the left and masked.
+        new_tokens: maximum number of new tokens; generation ends earlier at an end token.
+        padding: padding token.
+        use_cache: whether to use the cache; without it, the whole text is processed again for every token.
 
     Returns:
-        The new tokens of each prompt, without the end and what is behind it.
+        New tokens of each prompt, up to and not including the end token.
     """
     longest = max(map(len, prompts))
     ids = torch.full((len(prompts), longest), padding)
@@ -60,10 +60,7 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
 
 @contextmanager
 def _plain(model: Any, padding: int) -> Iterator[list[int]]:
-    """Nothing but the model's distribution decides: no penalties or temperatures that came with a checkpoint.
-
-    Gives the tokens that end a text.
-    """
+    """Disable penalties and temperatures saved with a checkpoint; yield the tokens that end a text."""
     from transformers import GenerationConfig
 
     own = model.generation_config

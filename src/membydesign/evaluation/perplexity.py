@@ -1,4 +1,4 @@
-"""Perplexity by context length: windows side by side, every model cut at the same places."""
+"""Perplexity by context length, over non-overlapping windows that are the same for every model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LOGITS = 2**24
-"""How many logits there may be at a time, 64 MiB of float32."""
+"""Maximum number of logits in memory, 64 MiB in float32."""
 
 TRIED = 64
-"""Tokens on which a faster way must agree with the model's own logits."""
+"""Number of tokens on which a faster method must agree with the model's own logits."""
 
 
 @final
@@ -30,9 +30,9 @@ class Perplexity:
     r"""$\exp\big(-\tfrac{1}{W(L-1)} \sum_w \sum_{t=2}^{L} \log p(x_{w,t} \mid x_{w,<t})\big)$ of windows of L tokens.
 
     Attributes:
-        length: L, tokens of a window.
-        windows: W.
-        cross_entropy: nats for each predicted token.
+        length: tokens per window, L.
+        windows: number of windows, W.
+        cross_entropy: nats per predicted token.
     """
 
     length: int
@@ -41,16 +41,16 @@ class Perplexity:
 
     @property
     def tokens(self) -> int:
-        """Predicted tokens, L−1 for each window: its first has nothing before it."""
+        """Number of predicted tokens: L−1 per window, all but the first."""
         return self.windows * (self.length - 1)
 
     @property
     def perplexity(self) -> float:
-        """e to the cross-entropy; infinite where that is too large for a number."""
+        """Exponential of the cross-entropy; infinite if it overflows."""
         return math.exp(self.cross_entropy) if self.cross_entropy < 700 else math.inf
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain numbers."""
+        """Convert to a dictionary of plain numbers."""
         return {
             "length": self.length,
             "perplexity": self.perplexity,
@@ -61,13 +61,13 @@ class Perplexity:
 
 
 def windows_of(tokens: Tensor, length: int) -> Tensor:
-    """A stream [N] as windows side by side, [N // L, L]; what is left at the end is no window."""
+    """Divide a stream [N] into windows [N // L, L]; an incomplete last window is dropped."""
     if tokens.ndim != 1:
         raise ValueError(f"tokens: expected a stream, shape [N], got {list(tokens.shape)}")
     if not isinstance(length, int) or length < 2:
         raise ValueError(f"length: expected a whole number of at least 2, got {length!r}")
     if len(tokens) < length:
-        raise ValueError(f"length: expected at most the {len(tokens)} tokens that there are, got {length}")
+        raise ValueError(f"length: expected at most the {len(tokens)} tokens of the text, got {length}")
     return tokens[: len(tokens) // length * length].view(-1, length)
 
 
@@ -79,20 +79,20 @@ def perplexity(
     batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Perplexity:
-    """Perplexity over windows of one length.
+    """Measure perplexity over windows of one length.
 
     Args:
-        model: a causal language model of Transformers.
-        tokens: a stream, [N].
-        length: L.
-        batch_size: windows at a time; as many as make 16,384 tokens if none is given.
-        progress: told how many windows are done, of how many.
+        model: causal language model of Transformers.
+        tokens: token stream, [N].
+        length: window length L.
+        batch_size: windows per batch; None for about 16,384 tokens per batch.
+        progress: called with the number of windows done and the total.
     """
     windows = windows_of(tokens, length)
     check_vocabulary(model, int(tokens.max()))
     model.eval()
     device = model.get_input_embeddings().weight.device
-    losses = fastest_way(model, windows[:1].to(device))
+    losses = fastest_method(model, windows[:1].to(device))
     total, done = 0.0, 0
     for batch in windows.split(batch_for(length, batch_size)):
         total += float(losses(model, batch.to(device)).double().sum())
@@ -110,18 +110,18 @@ def perplexity_by_length(
     batch_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Perplexity]:
-    """`perplexity` of several lengths; windows of all lengths begin with the stream."""
+    """Measure `perplexity` for several lengths; windows of every length start at the beginning of the stream."""
     for length in lengths:
         windows_of(tokens, length)
     return [perplexity(model, tokens, length, batch_size=batch_size, progress=progress) for length in lengths]
 
 
-# Three ways to the losses of next tokens, [B,L] to [B,L−1]
+# Three methods to compute next-token losses, [B,L] to [B,L−1]
 
 
 @torch.inference_mode()
 def from_hidden_states(model: Any, ids: Tensor) -> Tensor:
-    """The model without its head once, and the head on some tokens at a time; not all models are that simple."""
+    """Run the model without its head once, then the head on a few tokens at a time; not valid for every model."""
     out = model.base_model(input_ids=ids, use_cache=False)
     hidden, head = out[0], model.get_output_embeddings()
     return _in_pieces(lambda start, stop: head(hidden[:, start:stop]), ids, model)
@@ -129,7 +129,7 @@ def from_hidden_states(model: Any, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def from_kept_logits(model: Any, ids: Tensor) -> Tensor:
-    """The whole model for each piece of its logits: any model with `logits_to_keep`, slower."""
+    """Run the whole model for each piece of its logits: slower, for any model with `logits_to_keep`."""
 
     def logits(start: int, stop: int) -> Tensor:
         kept = torch.arange(start, stop, device=ids.device)
@@ -140,35 +140,35 @@ def from_kept_logits(model: Any, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def from_all_logits(model: Any, ids: Tensor) -> Tensor:
-    """All logits at once: any model, B·L·V numbers."""
+    """Compute all logits at once: works for any model, needs B·L·V numbers."""
     return _losses(model(input_ids=ids, use_cache=False).logits[:, :-1], ids[:, 1:])
 
 
-def fastest_way(model: Any, window: Tensor) -> Callable[[Any, Tensor], Tensor]:
-    """The first of the three ways that gives what the model itself gives.
+def fastest_method(model: Any, window: Tensor) -> Callable[[Any, Tensor], Tensor]:
+    """Return the first of the three methods that reproduces the model's own losses.
 
-    Models scale or bend their logits in ways of their own, so a way is tried on the beginning of a window, [1,L].
+    Some models scale or cap their logits, so each method is tried on the beginning of a window, [1,L].
     """
     short = window[:, : min(TRIED, window.shape[1])]
-    wanted = from_all_logits(model, short)
-    close = 1e-3 if next(model.parameters()).dtype == torch.float32 else 3e-2
-    ways: list[Callable[[Any, Tensor], Tensor]] = []
+    expected = from_all_logits(model, short)
+    tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 3e-2
+    methods: list[Callable[[Any, Tensor], Tensor]] = []
     if model.get_output_embeddings() is not None and model.base_model is not model:
-        ways.append(from_hidden_states)
+        methods.append(from_hidden_states)
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        ways.append(from_kept_logits)
-    for way in ways:
+        methods.append(from_kept_logits)
+    for method in methods:
         try:
-            found = way(model, short)
-        except (TypeError, RuntimeError, IndexError):  # made in a way of its own
+            losses = method(model, short)
+        except (TypeError, RuntimeError, IndexError):  # the model is built differently
             continue
-        if found.shape == wanted.shape and torch.allclose(found, wanted, atol=close, rtol=close):
-            return way
+        if losses.shape == expected.shape and torch.allclose(losses, expected, atol=tolerance, rtol=tolerance):
+            return method
     return from_all_logits
 
 
 def _in_pieces(logits: Callable[[int, int], Tensor], ids: Tensor, model: Any) -> Tensor:
-    """Losses of some tokens at a time, so that no more than `LOGITS` logits are there at once."""
+    """Compute losses piece by piece, with at most `LOGITS` logits in memory."""
     B, L = ids.shape
     piece = max(1, LOGITS // (B * model.get_input_embeddings().weight.shape[0]))
     starts = range(0, L - 1, piece)

@@ -1,4 +1,4 @@
-"""Text to measure on, from where a user says, as training would read it."""
+"""Read text to evaluate on from a user's source, tokenised as for training."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EMBEDDED = "embedded"
-"""The name of the text that every Python carries, its own help."""
+"""Name of the text that ships with every Python: its own help."""
 
 
 def text_at(source: str | Path) -> Corpus:
-    """The documents of a text.
+    """Open a corpus.
 
     Args:
         source: "embedded" for Python's own help, `hub:DATASET:CONFIG:SPLIT` for a dataset of the Hugging Face Hub
@@ -40,19 +40,19 @@ def text_at(source: str | Path) -> Corpus:
 
 
 def read_stream(source: str | Path, tokenizer: PreTrainedTokenizerBase, most_tokens: int | None = None) -> Tensor:
-    """A text as `pack` makes it of the same documents: BOS, the first document, BOS, the second, and so on, [N].
+    """Tokenise a text as `pack` does: BOS, the first document, BOS, the second, and so on, [N].
 
     Args:
-        source: as of `text_at`.
-        tokenizer: of Transformers. If it has no BOS token, the one that ends texts stands before them too.
-        most_tokens: where the stream ends even if there is more text; None for all of it.
+        source: source of the text, see `text_at`.
+        tokenizer: Transformers tokenizer. If it has no BOS token, its EOS token is used instead.
+        most_tokens: maximum number of tokens; None for the whole text.
     """
     corpus, bos = text_at(source), tokenizer.bos_token_id
     if bos is None:
         bos = tokenizer.eos_token_id
     bos = bos if isinstance(bos, int) else bos_of(tokenizer)
     try:
-        found = [*stretches(corpus.documents(), tokenizer, bos, most_tokens=most_tokens)]
+        parts = [*stretches(corpus.documents(), tokenizer, bos, most_tokens=most_tokens)]
     except ValueError as error:
         raise ValueError(f"text: {str(error).partition(': ')[2]}") from error
-    return torch.cat([torch.frombuffer(stretch, dtype=torch.int64) for stretch, _ in found])
+    return torch.cat([torch.frombuffer(stretch, dtype=torch.int64) for stretch, _ in parts])

@@ -1,4 +1,4 @@
-"""Texts as tokens, for any tokenizer of Transformers."""
+"""Convert prompts to tokens, for any Transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 @final
 class Encoder:
-    """What a tokenizer makes of a text that a model is to continue.
+    """Tokenise texts that a model is to continue.
 
-    Tokens that the tokenizer puts before a text (a beginning-of-text token) are kept. Tokens that it puts after one are
-    not, since a text with an end is not continued.
+    Special tokens that the tokenizer puts before a text (a beginning-of-text token) are kept. Those that it puts after
+    a text are dropped, because a model does not continue a text that has ended.
 
     Args:
-        tokenizer: of Transformers; whatever gives `input_ids` when called and has `decode` will do.
+        tokenizer: Transformers tokenizer, or any callable that returns `input_ids` and has `decode`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -26,24 +26,24 @@ class Encoder:
         self.before: list[int] = whole[:before]
 
     def _ids(self, text: str, special: bool) -> list[int]:
-        # Not verbose: it would warn that a long text does not fit the model that the tokenizer was made for.
+        # verbose=False: no warning that a long text exceeds the maximum length of the tokenizer's original model.
         return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
 
     def stream(self, text: str) -> list[int]:
-        """The tokens of a text alone."""
+        """Tokenise a text without special tokens."""
         return self._ids(text, False)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a prompt."""
+        """Tokenise a prompt."""
         return [*self.before, *self.stream(text)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones."""
+        """Convert tokens to text, skipping special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     @property
     def padding(self) -> int:
-        """A token for places that no one looks at."""
+        """Token for padding."""
         for name in ("pad_token_id", "eos_token_id"):
             token = getattr(self.tokenizer, name, None)
             if isinstance(token, int):
@@ -52,12 +52,12 @@ class Encoder:
 
 
 def check_vocabulary(model: Any, largest: int) -> None:
-    """Refuse tokens that a model has no embedding for.
+    """Raise an error if a model has no embedding for a token.
 
     Args:
-        model: of Transformers.
-        largest: the largest token that it will be given.
+        model: Transformers model.
+        largest: largest token of the input.
     """
     size = model.get_input_embeddings().weight.shape[0]
     if largest >= size:
-        raise ValueError(f"tokenizer: expected one of at most {size} tokens, as the model has, got token {largest}")
+        raise ValueError(f"tokenizer: expected tokens below the model's vocabulary size {size}, got token {largest}")

@@ -1,9 +1,10 @@
-"""One small loop that every experiment trains with: schedule, checkpoints, exact resumption, sweeps."""
+"""The training loop of all experiments: schedule, checkpoints, exact resumption, sweeps."""
 
-from membydesign.training.checkpoint import CheckpointError
+from membydesign.training.checkpoint import CheckpointError, CheckpointWarning
+from membydesign.training.distributed import make_accelerator, processes, sharded
 from membydesign.training.language import NextToken, all_losses, save_model
+from membydesign.training.lock import FolderInUse
 from membydesign.training.loop import Diverged, Progress, Trained, train
-from membydesign.training.processes import make_accelerator, processes, sharded
 from membydesign.training.settings import TrainSettings
 from membydesign.training.stages import measured, train_in_stages
 from membydesign.training.sweep import METRICS, Run, SweepError, sweep
@@ -11,7 +12,9 @@ from membydesign.training.sweep import METRICS, Run, SweepError, sweep
 __all__ = [
     "METRICS",
     "CheckpointError",
+    "CheckpointWarning",
     "Diverged",
+    "FolderInUse",
     "NextToken",
     "Progress",
     "Run",

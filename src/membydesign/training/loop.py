@@ -1,18 +1,27 @@
-"""The training loop: one function, the same for one process and for many."""
+"""The training loop: one function for one process or many."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.files import write_text
+from membydesign.data.seeds import seed_from
 from membydesign.training import checkpoint
-from membydesign.training.processes import make_accelerator, over_all, parts, prepare, share, synchronised, whole
+from membydesign.training.distributed import (
+    accumulating,
+    full_tensor,
+    local_rows,
+    make_accelerator,
+    micro_batches,
+    prepare,
+    sum_over_processes,
+)
+from membydesign.training.identity import batch_digest, differences, plain
+from membydesign.training.lock import locked
+from membydesign.training.log import Log
 from membydesign.training.signals import HeldSignals
 
 if TYPE_CHECKING:
@@ -22,17 +31,15 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor, nn
 
-    from membydesign.training.processes import Batch
+    from membydesign.training.distributed import Batch
     from membydesign.training.settings import TrainSettings
-
-LOG = "log.jsonl"
 
 
 class Diverged(RuntimeError):
-    """A loss or a gradient that is not finite."""
+    """A loss or a gradient is not finite."""
 
     def __init__(self, step: int, what: str, value: float) -> None:
-        super().__init__(step, what, value)  # all of them, so that other processes can send it
+        super().__init__(step, what, value)  # all arguments, so that the exception can be pickled
         self.step, self.what, self.value = step, what, value
 
     def __str__(self) -> str:
@@ -41,14 +48,14 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, for whoever watches.
+    """Progress of a run, as passed to `watch`.
 
     Attributes:
-        step: steps done.
-        steps: of the whole run.
-        loss: mean over the steps since the last report; None for steps without one.
-        rate: steps a second.
-        token_rate: tokens of `input_ids` a second, over all processes; None if batches have none.
+        step: optimiser steps done.
+        steps: total optimiser steps.
+        loss: mean loss since the last log entry; None if there is no loss.
+        rate: steps per second.
+        token_rate: tokens of `input_ids` per second over all processes; None if batches have no `input_ids`.
     """
 
     step: int
@@ -60,12 +67,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ready:
-    """What takes steps, as this process has it; made once for all stages of a run.
+    """Model and optimiser prepared for this process; created once for all stages of a run.
 
     Attributes:
-        accelerator: of Hugging Face Accelerate.
-        model: whole, replicated or in shards.
-        optimiser: of its parameters.
+        accelerator: Hugging Face accelerator.
+        model: plain, replicated or sharded model.
+        optimiser: optimiser of its parameters.
     """
 
     accelerator: Accelerator
@@ -75,12 +82,12 @@ class Ready:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
-        step: steps done.
-        loss: mean over the last stretch of the log.
-        seconds: of training, over all sessions of the run.
+        step: optimiser steps done.
+        loss: mean loss of the last log entry.
+        seconds: training time over all sessions of the run.
     """
 
     step: int
@@ -105,32 +112,37 @@ def train(
 ) -> Trained:
     """Train a model in place.
 
-    A step depends on its number and the seed alone: `batch_of(step)` gives the batch of all processes together, of
-    which each takes its share of rows, and whatever is random within a step (dropout) is seeded by (seed, step,
-    process). So a run that was killed goes on from its checkpoint to the same numbers.
+    A step depends only on its number and the seed: `batch_of(step)` returns the global batch, of which each process
+    takes its rows, and randomness within a step (dropout) is seeded by (seed, step, process). A run that was killed
+    therefore resumes from its checkpoint to the same numbers.
 
-    With a `directory`, Ctrl-C and SIGTERM take effect after the step under way, with a checkpoint; Ctrl-C pressed again
-    takes effect at once.
+    With a `directory`, Ctrl-C and SIGTERM take effect after the current step and save a checkpoint; a second Ctrl-C
+    takes effect immediately. One process at a time may use the directory. A resumed run must have the settings and the
+    data of the run that was started; only `log_every`, `save_every`, `rows_at_a_time`, the number of processes and,
+    with `final_fraction=1`, `steps` may change.
 
     Args:
-        model: trained in place; under FSDP its parameters become shards.
-        batch_of: the batch of a step, a dictionary of tensors whose first axis is the batch.
-        losses_of: `losses_of(model, batch)`, the losses of all targets of a batch, [N]; their mean over all processes
-            is what is descended. Targets that shall not count are left out.
+        model: model to train; under FSDP its parameters become shards.
+        batch_of: function from a step to its batch, a dictionary of tensors whose first axis is the batch.
+        losses_of: `losses_of(model, batch)` returns the losses of all targets of a batch, [N]; training minimises their
+            mean over all processes. Leave out targets that should not count.
         settings: optimiser and schedule.
-        seed: of what is random within steps.
-        directory: where log and checkpoints go, and where an earlier session of the same run left them; None for none.
-        until: stop after this step, with a checkpoint; None for the end of the run.
+        seed: seed of the randomness within steps.
+        directory: folder of log and checkpoints, from which an earlier session of the run is resumed; None to save
+            nothing.
+        until: step after which to stop with a checkpoint; None for the end of the run.
         watch: called after every step.
-        multipliers: by names of parameters, of their learning rates; 1 for those not named.
-        clip_groups: the group of a parameter, by its name; gradients of different groups are clipped apart. None clips
-            all of them together.
-        rows_at_a_time: of each process; gradients are accumulated over its share of a batch. None for the whole share.
-        accelerator: of Hugging Face Accelerate; None makes one.
+        multipliers: learning-rate multipliers by parameter name; the default is 1.
+        clip_groups: function from a parameter's name to its group; the gradient of each group is clipped separately.
+            None clips all gradients together.
+        rows_at_a_time: rows per forward pass of each process, over which gradients are accumulated; None for all rows.
+        accelerator: Hugging Face accelerator; None creates one.
 
     Raises:
-        Diverged: if a loss or a gradient is not finite. The last checkpoint stays as it was.
-        checkpoint.CheckpointError: if a checkpoint cannot be read, does not fit, or cannot be written.
+        Diverged: if a loss or a gradient is not finite. The last checkpoint is kept.
+        checkpoint.CheckpointError: if no checkpoint is intact, if one was written with other settings, data or another
+            model, or if it cannot be written.
+        lock.FolderInUse: if another process uses the directory.
     """
     return take_steps(
         make_ready(model, settings, multipliers, accelerator),
@@ -152,7 +164,7 @@ def make_ready(
     multipliers: Mapping[str, float] | None = None,
     accelerator: Accelerator | None = None,
 ) -> Ready:
-    """A model with its optimiser, ready for `take_steps`; arguments as of `train`."""
+    """Prepare a model and its optimiser for `take_steps`; takes the arguments of `train`."""
     accelerator = make_accelerator() if accelerator is None else accelerator
     return Ready(accelerator, *prepare(accelerator, model, lambda m: settings.optimiser(m, multipliers)))
 
@@ -170,28 +182,56 @@ def take_steps(
     clip_groups: Callable[[str], str] | None,
     rows_at_a_time: int | None,
 ) -> Trained:
-    """The steps of `train`, from the last checkpoint on; arguments and errors are its own."""
+    """Take the steps of `train` from the last checkpoint on; same arguments and errors."""
+    with locked(directory if ready.accelerator.is_main_process else None):
+        return _take_steps(
+            ready, batch_of, losses_of, settings, seed, directory, until, watch, clip_groups, rows_at_a_time
+        )
+
+
+def _take_steps(
+    ready: Ready,
+    batch_of: Callable[[int], Batch],
+    losses_of: Callable[[nn.Module, Batch], Tensor],
+    settings: TrainSettings,
+    seed: int,
+    directory: Path | None,
+    until: int,
+    watch: Callable[[Progress], None],
+    clip_groups: Callable[[str], str] | None,
+    rows_at_a_time: int | None,
+) -> Trained:
     accelerator, prepared, stepper = ready.accelerator, ready.model, ready.optimiser
     inner = accelerator.unwrap_model(prepared)
     clipped = _groups(inner, clip_groups)
-    place = _START if directory is None else _restore(directory, inner, stepper)
+    identity = _identity(ready, settings, seed, clip_groups)
+
+    def seeded_batch(step: int) -> Batch:
+        torch.manual_seed(seed_from(repr((seed, step, accelerator.process_index))))
+        return batch_of(step)
+
+    place = _START if directory is None else _restore(directory, ready, settings, identity, seeded_batch)
     if place["step"] >= until:
         return Trained(place["step"], place["loss"], place["seconds"])
     prepared.train()
-    log = _Log(directory if accelerator.is_main_process else None, place["step"])
+    log = Log(directory if accelerator.is_main_process else None, place["step"])
     started, before, last = time.perf_counter(), place["seconds"], place["loss"]
-    total, counted, tokens = place.get("total", 0.0), place.get("counted", 0), 0
+    total, counted, tokens = place["total"], place["counted"], 0
+    first = place.get("data", {}).get("0")
     with HeldSignals(active=directory is not None) as signals:
         for step in range(place["step"], until):
             for group in stepper.param_groups:
                 group["lr"] = settings.rate(step) * group["multiplier"]
-            torch.manual_seed(_number(seed, step, accelerator.process_index))
-            batch = batch_of(step)
-            value = _gradients(accelerator, prepared, losses_of, parts(share(batch, accelerator), rows_at_a_time))
+            batch = seeded_batch(step)
+            if step == 0 and directory is not None:
+                first = batch_digest(batch)
+            value = _gradients(
+                accelerator, prepared, losses_of, micro_batches(local_rows(batch, accelerator), rows_at_a_time)
+            )
             _finite(step, "loss", value)
             for group in clipped:
                 norm = accelerator.clip_grad_norm_(group, float("inf") if settings.clip is None else settings.clip)
-                _finite(step, "norm of the gradient", whole(torch.as_tensor(norm)).item())
+                _finite(step, "norm of the gradient", full_tensor(torch.as_tensor(norm)).item())
             stepper.step()
             stepper.zero_grad()
             total, counted = total + value, counted + 1
@@ -205,6 +245,9 @@ def take_steps(
             stop = signals.agreed(accelerator)
             if directory is not None and (done % settings.save_every == 0 or done == until or stop is not None):
                 now = {"step": done, "loss": last, "seconds": before + seconds, "total": total, "counted": counted}
+                data = {"0": first, str(step): batch_digest(batch)}
+                now |= {"settings": identity, "data": {at: digest for at, digest in data.items() if digest}}
+                log.sync()
                 checkpoint.save(directory, inner, stepper, now, write=accelerator.is_main_process)
                 accelerator.wait_for_everyone()
             if stop is not None:
@@ -212,16 +255,69 @@ def take_steps(
     return Trained(until, last, before + time.perf_counter() - started)
 
 
-_START: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0}
+_START: dict[str, Any] = {"step": 0, "loss": 0.0, "seconds": 0.0, "total": 0.0, "counted": 0}
 
 
-def _restore(directory: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    directory.mkdir(parents=True, exist_ok=True)
-    return checkpoint.load(directory, model, optimiser) or _START
+def _identity(
+    ready: Ready, settings: TrainSettings, seed: int, clip_groups: Callable[[str], str] | None
+) -> dict[str, Any]:
+    """Return what a resumed run must share with the run that was started, as JSON values."""
+    multipliers = {id(p): group["multiplier"] for group in ready.optimiser.param_groups for p in group["params"]}
+    named = list(ready.accelerator.unwrap_model(ready.model).named_parameters())
+    trained = [(name, p) for name, p in named if id(p) in multipliers]
+    return plain(
+        {
+            **settings.fixed(),
+            "seed": seed,
+            "precision": ready.accelerator.mixed_precision,
+            "trained_parameters": sum(p.numel() for _, p in trained),
+            "multipliers": {name: multipliers[id(p)] for name, p in trained if multipliers[id(p)] != 1},
+            "clip_groups": {name: clip_groups(name) for name, _ in trained} if clip_groups else {},
+        }
+    )
+
+
+def _restore(
+    directory: Path,
+    ready: Ready,
+    settings: TrainSettings,
+    identity: dict[str, Any],
+    batch_of: Callable[[int], Batch],
+) -> dict[str, Any]:
+    """Load the newest intact checkpoint, if it belongs to the same run; return its position."""
+    model, main = ready.accelerator.unwrap_model(ready.model), ready.accelerator.is_main_process
+    if main:
+        checkpoint.remove_partial(directory)
+    stored = checkpoint.read(directory, report=main) if directory.exists() else None
+    if stored is None:
+        return _START
+    checkpoint.check_fits(stored, model)
+    place = stored.place
+    # Checkpoints of version 0.1.0 have no settings and no digests of data.
+    changed = differences(place["settings"], identity) if "settings" in place else ""
+    if changed:
+        raise checkpoint.CheckpointError(
+            f"{directory}: expected the settings that this run was started with, got others ({changed}); resume with "
+            "the stored settings, or choose another folder"
+        )
+    if place["step"] > settings.steps:
+        raise checkpoint.CheckpointError(
+            f"{directory}: steps: expected at least {place['step']}, which this run has done, got {settings.steps}; "
+            "choose another folder for a shorter run"
+        )
+    for step, digest in place.get("data", {}).items() if main else ():
+        if batch_digest(batch_of(int(step))) != digest:
+            raise checkpoint.CheckpointError(
+                f"{directory}: batch_of: expected the data that this run was started with, got another batch at step "
+                f"{step}; resume with the same data, and a batch_of that depends on the step alone, or choose another "
+                "folder"
+            )
+    checkpoint.put(stored, model, ready.optimiser)
+    return place
 
 
 def _groups(model: nn.Module, group_of: Callable[[str], str] | None) -> list[list[nn.Parameter]]:
-    """The parameters whose gradients are clipped together."""
+    """Group the parameters whose gradients are clipped together."""
     groups: dict[str, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -235,24 +331,24 @@ def _gradients(
     losses_of: Callable[[nn.Module, Batch], Tensor],
     batches: list[Batch],
 ) -> float:
-    """Leave the gradient of the mean loss over all targets of all processes in the parameters; returns that mean.
+    """Compute the gradient of the mean loss over all targets of all processes, and return that mean.
 
-    How many targets there are is known when the last part has been seen. Until then every part is taken to have as
-    many as the first, and in the end gradients are rescaled if that was not so.
+    The number of targets is known only after the last micro-batch. Until then every micro-batch is assumed to have as
+    many as the first; if that was wrong, the gradients are rescaled at the end.
     """
     total, counted, assumed = 0.0, 0, 0.0
-    for batch in synchronised(accelerator, model, batches):
+    for batch in accumulating(accelerator, model, batches):
         with accelerator.autocast():
             losses = losses_of(model, batch)
         if not assumed:
             first = torch.tensor(float(losses.numel()), device=losses.device)
-            assumed = max(1.0, over_all(accelerator, first)) * len(batches)
-        # Gradients are averaged over processes, so each gives its sum over the count of all.
+            assumed = max(1.0, sum_over_processes(accelerator, first)) * len(batches)
+        # Gradients are averaged over processes, so each process divides its sum by the global count.
         accelerator.backward(losses.sum() * (accelerator.num_processes / assumed))
         total, counted = total + losses.detach().double().sum(), counted + losses.numel()
-    found = torch.tensor([float(total), float(counted)], device=accelerator.device)
-    both = accelerator.reduce(found, "sum")
-    total, count = both.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    local = torch.tensor([float(total), float(counted)], device=accelerator.device)
+    summed = accelerator.reduce(local, "sum")
+    total, count = summed.tolist()  # pyright: ignore[reportAttributeAccessIssue]
     if count != assumed:
         for parameter in model.parameters():
             if parameter.grad is not None:
@@ -260,36 +356,6 @@ def _gradients(
     return total / max(1.0, count)
 
 
-def _number(*parts: int) -> int:
-    """One seed of several numbers."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "little") >> 1
-
-
 def _finite(step: int, what: str, value: float) -> None:
     if not abs(value) < float("inf"):
         raise Diverged(step, what, value)
-
-
-def _step_of(line: str) -> float:
-    """Of a line of the log; infinite if a crash has garbled it."""
-    try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
-
-
-class _Log:
-    """A log of JSON lines; what was written after the checkpoint that a run resumes from is dropped."""
-
-    def __init__(self, directory: Path | None, step: int) -> None:
-        self.path = None if directory is None else directory / LOG
-        if self.path is not None and self.path.exists():
-            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
-            if kept != lines:
-                write_text(self.path, "".join(kept))
-
-    def write(self, **line: float) -> None:
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")

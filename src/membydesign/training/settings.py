@@ -1,10 +1,10 @@
-"""How a model is trained: optimiser, schedule, and how often the run is saved."""
+"""Training settings: optimiser, schedule, and intervals of log and checkpoints."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -12,23 +12,26 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+MAY_CHANGE = ("log_every", "save_every")
+"""Settings that a resumed run may change, because they do not change its weights."""
+
 
 @dataclass(frozen=True)
 class TrainSettings:
-    r"""AdamW with a linear warm-up, then a cosine to a fraction of the peak.
+    r"""AdamW with a linear warm-up, then a cosine decay to a fraction of the peak learning rate.
 
     Attributes:
-        steps: of the whole run.
-        batch_size: sequences of one step, over all processes together.
-        learning_rate: the peak.
-        betas: of AdamW.
-        eps: of AdamW.
-        weight_decay: of AdamW.
-        decayed: which parameters decay: "all", or "matrices", without biases, norms and other vectors.
-        clip: the largest norm of the gradient; None for no clipping.
+        steps: total optimiser steps.
+        batch_size: sequences per step, over all processes.
+        learning_rate: peak learning rate.
+        betas: AdamW momentum coefficients.
+        eps: AdamW denominator offset.
+        weight_decay: AdamW weight decay.
+        decayed: parameters that decay: "all", or "matrices", which excludes biases, norms and other vectors.
+        clip: maximum gradient norm; None for no clipping.
         warmup: steps of linear growth from zero to the peak.
-        final_fraction: where the cosine ends, as a fraction of the peak; 1 keeps the rate constant after the warm-up.
-        log_every: steps between lines of the log.
+        final_fraction: final learning rate as a fraction of the peak; 1 keeps it constant after the warm-up.
+        log_every: steps between log entries.
         save_every: steps between checkpoints.
     """
 
@@ -60,8 +63,16 @@ class TrainSettings:
         if not 0 <= self.final_fraction <= 1:
             raise ValueError(f"final_fraction: expected from 0 to 1, got {self.final_fraction}")
 
+    def fixed(self) -> dict[str, Any]:
+        """Return the settings that a resumed run must share with the run that was started.
+
+        With a constant rate after the warm-up, no step depends on how many follow, and a run may become longer.
+        """
+        free = {*MAY_CHANGE, "steps"} if self.final_fraction == 1 else {*MAY_CHANGE}
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -69,11 +80,11 @@ class TrainSettings:
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * cosine)
 
     def optimiser(self, model: nn.Module, multipliers: Mapping[str, float] | None = None) -> torch.optim.AdamW:
-        """AdamW over the parameters of a model, in groups by weight decay and by "multiplier" of the learning rate.
+        """Create AdamW with parameter groups by weight decay and learning-rate "multiplier".
 
         Args:
-            model: whose parameters that need gradients are trained.
-            multipliers: by names of parameters; 1 for those not named.
+            model: model whose parameters that require gradients are trained.
+            multipliers: learning-rate multipliers by parameter name; the default is 1.
         """
         multipliers = multipliers or {}
         unknown = set(multipliers) - {name for name, p in model.named_parameters() if p.requires_grad}
@@ -91,14 +102,14 @@ class TrainSettings:
         )
 
     def groups(self, model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-        """The parameters that decay and those that do not, by name."""
+        """Return the parameters that decay and those that do not, with their names."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         kept = set() if self.decayed == "all" else set(undecayed(model))
         return [(n, p) for n, p in named if n not in kept], [(n, p) for n, p in named if n in kept]
 
 
 def undecayed(model: nn.Module) -> Iterator[str]:
-    """The names of biases, of parameters of norms, and of all other vectors."""
+    """Yield the names of biases, norm parameters, and all other vectors."""
     for prefix, module in model.named_modules():
         norm = "norm" in type(module).__name__.lower()
         for name, parameter in module.named_parameters(prefix, recurse=False):

@@ -1,4 +1,4 @@
-"""Signals that ask a program to stop: training holds them back until a step is done and saved."""
+"""Delay signals that stop a program until a training step is finished and saved."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what batch schedulers send before they kill."""
+"""Ctrl-C, and the signal that batch schedulers send before they kill a process."""
 
 
 class HeldSignals:
-    """A context in which SIGINT and SIGTERM wait until `deliver` passes them to the handlers that were there before.
+    """Context manager that holds SIGINT and SIGTERM back until `deliver` passes them to the previous handlers.
 
-    A second Ctrl-C does not wait. A second SIGTERM does: schedulers may send it to a process more than once. Signals
-    that are ignored stay so. Python handles signals in the main thread only; in any other, this does nothing.
+    A second Ctrl-C takes effect immediately. A second SIGTERM does not, because schedulers may send it several times.
+    Ignored signals stay ignored. Python handles signals in the main thread only; elsewhere this has no effect.
 
     Args:
         active: False to let signals through.
@@ -42,27 +42,27 @@ class HeldSignals:
             signal.raise_signal(self.pending)
 
     def deliver(self, number: int) -> None:
-        """Pass a signal on; returns if its handler does, and holds signals back again."""
+        """Pass a signal to its handler; if the handler returns, hold signals back again."""
         self._release()
         self.pending = None
         signal.raise_signal(number)
         self._hold()
 
     def agreed(self, accelerator: Accelerator) -> int | None:
-        """The signal that one of the processes got, or None; the same for all: one that leaves alone stalls the rest.
+        """Return the signal that any process received, or None: the same for all, so that they stop together.
 
-        All of them must call this.
+        All processes must call this method.
         """
         if accelerator.num_processes == 1:
             return self.pending
         mine = torch.tensor([float(self.pending == number) for number in STOPS], device=accelerator.device)
-        everyone = torch.as_tensor(accelerator.reduce(mine, "sum")).tolist()
-        return next((number for number, count in zip(STOPS, everyone, strict=True) if count), None)
+        counts = torch.as_tensor(accelerator.reduce(mine, "sum")).tolist()
+        return next((number for number, count in zip(STOPS, counts, strict=True) if count), None)
 
     def _hold(self) -> None:
         for number in STOPS if self.active else ():
             handler = signal.getsignal(number)
-            if handler not in (None, signal.SIG_IGN):  # None: not set by Python, and so not for us to put back
+            if handler not in (None, signal.SIG_IGN):  # None: not set from Python, so we could not restore it
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
 

@@ -1,8 +1,7 @@
-"""A sweep: many runs, as many at a time as there are cores; what is done is skipped, what was begun goes on."""
+"""Sweeps: many runs, several at a time; finished runs are skipped and interrupted ones continue."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
@@ -11,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from membydesign.errors import FilterError
-from membydesign.files import to_json, write_text
+from membydesign.files import read_object, to_json, write_text
 from membydesign.training import checkpoint
+from membydesign.training.distributed import processes
+from membydesign.training.identity import differences, plain
+from membydesign.training.lock import locked
 from membydesign.training.loop import Diverged
-from membydesign.training.processes import processes
 from membydesign.training.workers import WorkerDied, in_parallel
 
 if TYPE_CHECKING:
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     Watch = Callable[[str, Progress | None], None]
 
 METRICS, CONFIG = "metrics.json", "config.json"
+ORPHAN_SECONDS = 10.0
+"""How long a sweep waits for a run folder that a worker of a killed sweep still holds."""
 
 
 class SweepError(RuntimeError):
-    """A sweep that cannot go on, and why."""
+    """A sweep cannot continue."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class Run:
     """One run of a sweep.
 
     Attributes:
-        name: of the folder it writes to.
-        config: its settings, a dataclass; a folder that holds others is refused.
-        work: `work(config, directory, watch)` does the run and returns its metrics, which JSON must hold. It must be a
-            function of a module, since other processes import it, and must leave checkpoints in `directory`.
+        name: name of its folder.
+        config: its settings, a dataclass; a folder with other settings raises an error.
+        work: `work(config, directory, watch)` does the run, with checkpoints in `directory`, and returns its metrics as
+            JSON values. It must be a module-level function, because worker processes import it.
     """
 
     name: str
@@ -56,27 +59,27 @@ def sweep(
     threads: int = 1,
     watch: Watch = lambda _name, _progress: None,
 ) -> dict[str, dict[str, Any]]:
-    """Do all runs, and return their metrics by name.
+    """Do all runs and return their metrics by name.
 
-    A run that has its `metrics.json` is not done again; one that has a checkpoint goes on from it. Each run uses
-    `threads` threads, so that results do not depend on how many run at a time.
+    Runs with a `metrics.json` are skipped; runs with a checkpoint resume from it. Each run uses `threads` threads, so
+    results do not depend on the number of workers.
 
-    Ctrl-C raises KeyboardInterrupt after every run under way has saved a checkpoint, and starts no other run; pressed
-    again, it ends them at once. SIGTERM does the same where a handler raises, and else ends the program.
+    Ctrl-C raises KeyboardInterrupt after every active run has saved a checkpoint, and starts no further run; a second
+    Ctrl-C stops them immediately. SIGTERM does the same if its handler raises, and otherwise ends the program.
 
-    Processes that `accelerate launch` started together do all runs together, one after another, and the first of them
-    writes.
+    Processes started together by `accelerate launch` share every run, one run after another; the first process writes.
 
     Args:
-        runs: what to do, in order.
-        directory: with one folder for each run.
-        workers: runs at a time; 1 does them in this process.
-        threads: of torch, for each run.
+        runs: runs, in order.
+        directory: folder with one subfolder per run.
+        workers: number of simultaneous runs; 1 runs them in this process.
+        threads: torch threads per run.
         watch: called with the name of a run and its progress, or None when it is done.
 
     Raises:
-        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, if the process of
-            a run dies, or if processes that were launched together are to have workers.
+        FolderInUse: if another process uses the directory.
+        SweepError: if a folder holds a run of the same name with other settings, if a run diverges, if a worker process
+            dies, or if `workers` is above 1 under `accelerate launch`.
     """
     runs, launched = list(runs), processes()
     if launched.num_processes > 1 and workers > 1:
@@ -85,42 +88,56 @@ def sweep(
         )
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
-        raise ValueError(f"runs: expected names that differ, got {', '.join(names)}")
-    if launched.is_main_process:
-        for run in runs:
-            _claim(directory / run.name, run)
-    launched.wait_for_everyone()
-    waiting = [run for run in runs if _metrics(directory / run.name) is None]
-    if workers == 1:
-        for run in waiting:
-            _alone(run, directory / run.name, threads, lambda p, name=run.name: watch(name, p))
-            watch(run.name, None)
-    elif waiting:
-        tasks = {run.name: partial(_alone, run, directory / run.name, threads) for run in waiting}
-        try:
-            in_parallel(tasks, workers, watch)
-        except WorkerDied as error:
-            raise SweepError(str(error)) from error
+        raise ValueError(f"runs: expected distinct names, got {', '.join(names)}")
+    with locked(directory if launched.is_main_process else None):
+        if launched.is_main_process:
+            for run in runs:
+                _claim(directory / run.name, run)
+        launched.wait_for_everyone()
+        pending = [run for run in runs if _metrics(directory / run.name) is None]
+        if workers == 1:
+            for run in pending:
+                _alone(run, directory / run.name, threads, lambda p, name=run.name: watch(name, p))
+                watch(run.name, None)
+        elif pending:
+            tasks = {run.name: partial(_alone, run, directory / run.name, threads) for run in pending}
+            try:
+                in_parallel(tasks, workers, watch)
+            except WorkerDied as error:
+                raise SweepError(str(error)) from error
     done = {run.name: _metrics(directory / run.name) for run in runs}
     return {name: metrics for name, metrics in done.items() if metrics is not None}
 
 
-def _plain(config: Any) -> Any:
-    return json.loads(to_json(asdict(config) if is_dataclass(config) and not isinstance(config, type) else config))
-
-
 def _claim(directory: Path, run: Run) -> None:
-    """Write the settings of a run into its folder, or make sure that they are the ones that are there."""
+    """Write the settings of a run into its folder, or check that the folder already has the same."""
     path = directory / CONFIG
+    config: Any = run.config
+    requested = plain(asdict(config) if is_dataclass(config) and not isinstance(config, type) else config)
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(path, to_json(_plain(run.config)))
+        _write(path, requested)
         return
-    there, wanted = json.loads(path.read_text(encoding="utf-8")), _plain(run.config)
-    if there != wanted:
-        differ = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
-        what = ", ".join(f"{key} {there.get(key)!r} instead of {wanted.get(key)!r}" for key in differ)
-        raise SweepError(f"{directory} holds a run with other settings ({what}); choose another folder, or remove it")
+    try:
+        stored = read_object(path)
+    except ValueError as error:
+        raise SweepError(f"{error}; remove {directory} to repeat the run, or choose another folder") from error
+    changed = differences(stored, requested)
+    if changed:
+        raise SweepError(
+            f"{directory} holds a run with other settings ({changed}); resume with the stored settings, choose another "
+            "folder, or remove it"
+        )
+
+
+def _write(path: Path, value: Any) -> None:
+    try:
+        write_text(path, to_json(value))
+    except OSError as error:
+        raise SweepError(
+            f"{path}: the file could not be written ({error}); the checkpoints are intact; fix this and rerun the same "
+            "command to resume"
+        ) from error
 
 
 def _metrics(directory: Path) -> dict[str, Any] | None:
@@ -128,13 +145,19 @@ def _metrics(directory: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except ValueError as error:
-        raise SweepError(f"{path}: expected JSON ({error}); remove the file to do the run again") from error
+        raise SweepError(f"{error}; remove the file to repeat the run") from error
 
 
 def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], None]) -> None:
     """Do one run in this process."""
+    # A worker whose sweep was killed may need a moment to notice, and leaves the folder then.
+    with locked(directory if processes().is_main_process else None, patience=ORPHAN_SECONDS):
+        _locked_alone(run, directory, threads, watch)
+
+
+def _locked_alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], None]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -146,7 +169,7 @@ def _alone(run: Run, directory: Path, threads: int, watch: Callable[[Progress], 
     launched = processes()
     launched.wait_for_everyone()
     if launched.is_main_process:
-        write_text(directory / METRICS, to_json(metrics))
-        for path in checkpoint.found(directory):
+        _write(directory / METRICS, metrics)
+        for path in checkpoint.complete_checkpoints(directory):
             shutil.rmtree(path, ignore_errors=True)
     launched.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""Tasks in several processes; when one of them or the program is stopped, none is left behind and none is started."""
+"""Run tasks in worker processes; if the program or a task is stopped, no process is left behind or newly started."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 
 MASKS = hasattr(signal, "pthread_sigmask")
-"""Whether signals can be blocked; not on Windows, where one that comes while workers start may leave them behind."""
+"""Whether signals can be blocked. On Windows they cannot: a signal while workers start may leave them behind."""
 
 
 class WorkerDied(RuntimeError):
-    """A process that ended in the middle of a task."""
+    """A worker process ended in the middle of a task."""
 
 
 class _Failed(NamedTuple):
-    """What a worker sends when its task raises."""
+    """Message of a worker whose task raised an exception."""
 
     error: Exception
     trace: str
 
 
 class _Worker:
-    """A process that does one task after another, and our end of the pipe to it."""
+    """A process that does one task after another, with our end of the pipe to it."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,11 +54,11 @@ class _Worker:
 
     def give(self, name: str, task: Task) -> None:
         self.task = name
-        with suppress(BrokenPipeError):  # it has died, of which `receive` tells
+        with suppress(BrokenPipeError):  # the worker has died; `receive` reports it
             self.pipe.send(task)
 
     def receive(self) -> Progress | _Failed | None:
-        """What the worker says: its progress, why its task failed, or None when it is done."""
+        """Receive the worker's progress, the failure of its task, or None when it is done."""
         try:
             return self.pipe.recv()
         except (EOFError, OSError):
@@ -73,15 +73,15 @@ class _Worker:
 
 
 def in_parallel(tasks: Mapping[str, Task], workers: int, watch: Callable[[str, Progress | None], None]) -> None:
-    """Do all tasks, by name, in other processes.
+    """Run all tasks in other processes.
 
-    If a task fails, those under way are finished and no other is started; then its error is raised. If this process is
-    interrupted, or `watch` raises, workers get SIGTERM, of which `training.train` makes a checkpoint, and this waits
-    until they have ended. A second interruption kills them.
+    If a task fails, active tasks finish and no further one starts; then its exception is raised. If this process is
+    interrupted, or `watch` raises, workers receive SIGTERM, upon which `training.train` saves a checkpoint, and this
+    function waits until they have ended. A second interruption kills them.
 
     Args:
-        tasks: `task(tell)` is called with a function to tell its progress to. It must be possible to pickle them.
-        workers: processes.
+        tasks: picklable tasks by name; `task(tell)` receives a function that reports its progress.
+        workers: number of processes.
         watch: called with the name of a task and its progress, or None when it is done.
 
     Raises:
@@ -89,7 +89,7 @@ def in_parallel(tasks: Mapping[str, Task], workers: int, watch: Callable[[str, P
     """
     waiting = deque(tasks.items())
     if MASKS:
-        resource_tracker.ensure_running()  # here, since its start would end the blocking of signals
+        resource_tracker.ensure_running()  # must start before signals are blocked, since it unblocks them
     pool: list[_Worker] = []
     failure: _Failed | None = None
     try:
@@ -139,7 +139,7 @@ def _join(pool: list[_Worker]) -> None:
 
 @contextmanager
 def _blocked() -> Iterator[None]:
-    """Block the signals that stop: processes that are started in here have them blocked until they can handle them."""
+    """Block stop signals, so that processes started inside inherit the block until they can handle them."""
     if not MASKS:
         yield
         return
@@ -151,8 +151,8 @@ def _blocked() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, parent: int) -> None:
-    """Do tasks until there are no more, or the parent has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to us too; the parent decides what it means
+    """Run tasks until there are no more, or the parent has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to workers too, but the parent handles it
     signal.signal(signal.SIGTERM, _terminated)
     try:
         if MASKS:
@@ -166,7 +166,7 @@ def _serve(pipe: Connection, parent: int) -> None:
 
 
 def _terminated(_number: int, _frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; again would disturb the end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would interrupt the shutdown
     raise KeyboardInterrupt
 
 
@@ -175,7 +175,7 @@ def _done(task: Task, pipe: Connection, parent: int) -> _Failed | None:
 
     def tell(progress: Progress) -> None:
         nonlocal last
-        if os.getppid() != parent:  # it was killed: leave the folder to whoever starts the sweep again
+        if os.getppid() != parent:  # the parent was killed: leave the folder to the next sweep
             os._exit(1)
         if time.monotonic() - last > 0.5 or progress.step == progress.steps:
             last = time.monotonic()
@@ -191,13 +191,13 @@ def _done(task: Task, pipe: Connection, parent: int) -> _Failed | None:
 def _send(pipe: Connection, message: object) -> None:
     try:
         pipe.send(message)
-    except OSError:  # nobody listens: the parent was killed
+    except OSError:  # the parent was killed
         os._exit(1)
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that can be sent to another process: itself, or one that says the same."""
+    """Return the error itself if it can be pickled, otherwise one with the same message."""
     try:
         return pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever an error of another package does when it is copied
+    except Exception:  # exceptions of other packages may fail in any way when they are copied
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Documents that are made of another text, as many as one likes."""
+"""Synthetic documents generated from a corpus."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from membydesign.data.mqar import check_whole
 from membydesign.data.text import Corpus
+from membydesign.errors import check_whole_number
 
 if TYPE_CHECKING:
     from torch import Generator
 
 
 @dataclass(frozen=True)
-class MadeText(Corpus):
-    """Documents at random, each the same whatever the count.
+class SyntheticText(Corpus):
+    """Randomly generated documents; document i does not depend on how many there are.
 
     Attributes:
-        kind: of documents; another for other rules of making them, so that token files of older ones are made anew.
-        corpus: what they are made of.
-        count: how many documents there are.
-        words: the fewest and the most words that a document takes from it.
-        seed: another one gives other documents.
+        kind: name of the generator; it changes when the generator does, so that outdated token files are rebuilt.
+        corpus: source text.
+        count: number of documents.
+        words: minimum and maximum number of words that a document takes from the corpus.
+        seed: random seed.
     """
 
     kind: ClassVar[str]
@@ -33,14 +33,14 @@ class MadeText(Corpus):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("count", self.count, 1)
-        check_whole("seed", self.seed, 0)
+        check_whole_number("count", self.count, 1)
+        check_whole_number("seed", self.seed, 0)
         least, most = self.words
         if not 1 <= least <= most:
-            raise ValueError(f"words: expected the fewest and the most, from 1 on, got {self.words}")
+            raise ValueError(f"words: expected 1 <= minimum <= maximum, got {self.words}")
 
     def describe(self) -> dict[str, Any]:
-        """How many of what, and the text that they are made of."""
+        """Describe the generator and its source text."""
         return {
             "kind": self.kind,
             "count": self.count,
@@ -50,6 +50,6 @@ class MadeText(Corpus):
         }
 
     def draw_words(self, source: Generator) -> int:
-        """How many words: the logarithm is uniform, so that few are likelier than many."""
+        """Draw a number of words, log-uniformly: small numbers are more likely than large ones."""
         least, most = self.words
         return round(least * (most / least) ** torch.rand((), generator=source, dtype=torch.float64).item())

@@ -1,4 +1,4 @@
-"""How text is cut into documents."""
+"""Split text into documents."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 HEADING = re.compile(r"\s*= (?!=).*(?<!=) =\s*")
-"""A line with the title of a WikiText article: one `=` on each side, where sections have two or more."""
+"""The title line of a WikiText article: one `=` on each side; section headings have two or more."""
 
 BLANK = " \n"
-"""WikiText's own blank line."""
+"""WikiText's blank line."""
 
 
 def whole(pieces: Iterable[str]) -> Iterator[str]:
-    """Every piece (a file, a row of a dataset) is a document; blank ones are left out."""
+    """Make every piece (a file, a dataset row) one document; skip blank ones."""
     return (piece for piece in pieces if piece.strip())
 
 
 def articles(pieces: Iterable[str]) -> Iterator[str]:
-    r"""WikiText's articles: a document begins with the blank line before a title.
+    r"""Split WikiText into articles, each beginning with the blank line before its title.
 
-    A title is a line ` = Title = ` between blank lines; formulas that are broken over lines look like one otherwise.
-    Documents one after another are the text again, without loss. Text before the first title is a document, unless it
-    is blank: then it belongs to the first article.
+    A title is a line ` = Title = ` between blank lines; without that condition, formulas broken over lines would look
+    like titles. Concatenating the documents restores the text exactly. Text before the first title is a document of
+    its own; blank text there belongs to the first article.
 
     Args:
-        pieces: whole files, or lines one by one, as the Hub has them; an empty piece is a blank line, since the Hub's
-            copy of WikiText has empty rows where the files have " \n".
+        pieces: whole files, or single lines as on the Hub. An empty piece is a blank line, because the Hub's copy of
+            WikiText has empty rows where the files have " \n".
 
     >>> list(articles([" \n = A = \n \n It is . \n \n = = B = = \n \n \n = C = \n \n So . \n"]))
     [' \n = A = \n \n It is . \n \n = = B = = \n \n', ' \n = C = \n \n So . \n']
@@ -53,7 +53,7 @@ def articles(pieces: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(pieces: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends; unlike `str.splitlines`, only "\\n" ends one."""
+    """Yield lines including their ends; unlike `str.splitlines`, only "\\n" ends a line."""
     for piece in pieces:
         if not piece:
             yield BLANK
@@ -65,11 +65,11 @@ def _lines(pieces: Iterable[str]) -> Iterator[str]:
             yield last
 
 
-CUTS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {"whole": whole, "articles": articles}
-"""The ways to cut, by name."""
+SPLITTERS: dict[str, Callable[[Iterable[str]], Iterator[str]]] = {"whole": whole, "articles": articles}
+"""Functions that split text into documents, by name."""
 
 
 def check_cut(cut: str | None) -> None:
-    """Refuse a name that is none of `CUTS`; None is fine."""
-    if cut is not None and cut not in CUTS:
-        raise ValueError(f"cut: expected one of {', '.join(CUTS)}, got {cut!r}")
+    """Raise an error unless `cut` is None or a name in `SPLITTERS`."""
+    if cut is not None and cut not in SPLITTERS:
+        raise ValueError(f"cut: expected one of {', '.join(SPLITTERS)}, got {cut!r}")

@@ -1,4 +1,4 @@
-"""One process or many: who computes which rows, and where weights lie."""
+"""Training in one process or many: which process computes which rows and holds which weights."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     Precision = Literal["fp32", "bf16"]
 
 WAIT = timedelta(hours=24)
-"""How long processes wait for one another. Their backends give up after some minutes, but the first process may stream
-and pack text for hours before the others find it made, and shares of an evaluation do not end at the same time."""
+"""Timeout of processes that wait for one another. The backends' default is a few minutes, but the first process may
+tokenise text for hours while the others wait, and parts of an evaluation finish at different times."""
 
 
 def processes() -> PartialState:
-    """The processes that `accelerate launch` started together, of which this is one; or this one alone."""
+    """Return the state of the processes that `accelerate launch` started together, or of this single process."""
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=WAIT)
 
 
 def make_accelerator(precision: Precision = "fp32") -> Accelerator:
-    """Hugging Face Accelerate as `accelerate launch` asks for it, on CPUs where there is nothing else.
+    """Create an accelerator as `accelerate launch` configures it, on the CPU if there is no GPU.
 
     Args:
-        precision: of matrix products; "bf16" is mixed precision, with weights and filters in float32.
+        precision: precision of matrix products; "bf16" is mixed precision, with weights and filters in float32.
     """
     if precision not in ("fp32", "bf16"):
         raise ValueError(f"precision: expected 'fp32' or 'bf16', got {precision!r}")
     mixed = "bf16" if precision == "bf16" else "no"
     if AcceleratorState._shared_state.get("_mixed_precision", mixed) != mixed:
-        AcceleratorState._reset_state()  # of an earlier run of this process; processes stay connected
-    processes()  # connected before Accelerate does it, which would wait for a shorter time
+        AcceleratorState._reset_state()  # left by an earlier run in this process; processes stay connected
+    processes()  # connect before Accelerate does, whose timeout is shorter
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
     plugin = accelerator.state.fsdp_plugin if accelerator.is_fsdp2 else None
     if plugin is not None:
-        # Accelerate would gather shards in bf16, of filters and losses too; the loop asks for autocast instead.
+        # Accelerate would gather shards in bf16, even for filters and losses; the loop uses autocast instead.
         plugin.mixed_precision_policy = MixedPrecisionPolicy()
     return accelerator
 
@@ -55,15 +55,16 @@ def make_accelerator(precision: Precision = "fp32") -> Accelerator:
 def prepare(
     accelerator: Accelerator, model: nn.Module, optimiser_of: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model and its optimiser, as this process sees them: whole, replicated (DDP) or in shards (FSDP).
+    """Prepare a model and its optimiser for this process: plain, replicated (DDP) or sharded (FSDP).
 
-    Accelerate does not shard on CPUs; if its launcher asks for that, we do, with the same `fully_shard` of torch. What
-    is in shards already stays so.
+    Accelerate does not shard on CPUs; if its launcher requests that, this function calls torch's `fully_shard` itself.
+    A model that is already sharded stays as it is.
     """
     if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
         raise ValueError("fsdp_version: expected 2 (`accelerate launch --fsdp_version 2`), got 1")
     if isinstance(model, FSDPModule):
-        # Not by Accelerate again: it tells parameters by where their shards lie in memory, and empty ones lie nowhere.
+        # Accelerate must not prepare it again: it identifies parameters by the memory address of their shards, and
+        # empty shards have none.
         model.reshard()
         optimiser = optimiser_of(model)
         return model, optimiser if _sharded_by_us(accelerator) else accelerator.prepare_optimizer(optimiser)
@@ -75,17 +76,17 @@ def prepare(
 
 
 def sharded(accelerator: Accelerator) -> bool:
-    """Whether processes hold shards of a model, and not the whole of it."""
+    """Whether each process holds only shards of the model."""
     return accelerator.distributed_type == DistributedType.FSDP or _sharded_by_us(accelerator)
 
 
 def _sharded_by_us(accelerator: Accelerator) -> bool:
-    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    return asked and accelerator.distributed_type == DistributedType.MULTI_CPU
+    requested = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return requested and accelerator.distributed_type == DistributedType.MULTI_CPU
 
 
 def _shard(model: nn.Module, processes: int) -> None:
-    """Shard every block that Transformers would keep whole, and then the rest."""
+    """Shard every block that Transformers must not split, and then the rest."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -99,15 +100,15 @@ def _shard(model: nn.Module, processes: int) -> None:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Within this, any part of a prepared model may be called, also if it is in shards; all processes must take part.
+    """Allow calls of single submodules of a prepared model, even if it is sharded; all processes must take part.
 
-    The forward pass of a sharded model gathers the weights that are of no block, and that of each block its own. So
-    what calls parts of a model finds shards of embedding and head; here they are whole, and afterwards shards again.
+    The forward pass of a sharded model gathers the weights outside of blocks, and that of each block its own. Code that
+    calls submodules directly would see shards of embedding and head; inside this context they are gathered.
     """
     if not isinstance(model, FSDPModule):
         yield
         return
-    model._get_fsdp_state()._lazy_init()  # else the first part that is called is taken for the whole model
+    model._get_fsdp_state()._lazy_init()  # otherwise the first submodule called becomes the root
     model.unshard()
     try:
         yield
@@ -115,20 +116,20 @@ def gathered(model: nn.Module) -> Iterator[None]:
         model.reshard()
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor of which this process may hold a shard; all processes must ask."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Gather a tensor of which this process may hold a shard; all processes must call this function."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def like(x: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor, cut as a parameter is."""
+def shard_like(x: Tensor, parameter: Tensor) -> Tensor:
+    """Shard a full tensor in the same way as a parameter."""
     if isinstance(parameter, DTensor) and x.shape == parameter.shape:
         return distribute_tensor(x, parameter.device_mesh, parameter.placements)
     return x
 
 
-def share(batch: Batch, accelerator: Accelerator) -> Batch:
-    """The rows of a batch that belong to this process, where it computes."""
+def local_rows(batch: Batch, accelerator: Accelerator) -> Batch:
+    """Return this process's rows of a batch, on its device."""
     rows = len(next(iter(batch.values())))
     if rows % accelerator.num_processes:
         raise ValueError(
@@ -139,22 +140,22 @@ def share(batch: Batch, accelerator: Accelerator) -> Batch:
     return {name: x[mine].to(accelerator.device) for name, x in batch.items()}
 
 
-def parts(batch: Batch, rows: int | None) -> list[Batch]:
-    """A batch in parts of at most so many rows."""
-    every = len(next(iter(batch.values())))
-    if rows is None or rows >= every:
+def micro_batches(batch: Batch, rows: int | None) -> list[Batch]:
+    """Split a batch into micro-batches of at most `rows` rows; None for no limit."""
+    total = len(next(iter(batch.values())))
+    if rows is None or rows >= total:
         return [batch]
-    return [{name: x[start : start + rows] for name, x in batch.items()} for start in range(0, every, rows)]
+    return [{name: x[start : start + rows] for name, x in batch.items()} for start in range(0, total, rows)]
 
 
-def over_all(accelerator: Accelerator, x: Tensor) -> float:
-    """The sum of a number over all processes."""
+def sum_over_processes(accelerator: Accelerator, x: Tensor) -> float:
+    """Sum a number over all processes."""
     return cast("Tensor", accelerator.reduce(x, "sum")).item()
 
 
-def synchronised(accelerator: Accelerator, model: nn.Module, batches: list[Batch]) -> Iterator[Batch]:
-    """Part after part; replicas exchange gradients after the last alone."""
-    for part in batches[:-1]:
+def accumulating(accelerator: Accelerator, model: nn.Module, batches: list[Batch]) -> Iterator[Batch]:
+    """Iterate over micro-batches; replicas exchange gradients only after the last one."""
+    for batch in batches[:-1]:
         with accelerator.no_sync(model):
-            yield part
+            yield batch
     yield batches[-1]

@@ -1,4 +1,4 @@
-"""Scores of needle-in-a-haystack by task, length and depth, and differences between two models."""
+"""Needle-in-a-haystack scores by task, length and depth, and differences between two models."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, TypeVar, final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from membydesign.evaluation.niah_run import Answered
+    from membydesign.evaluation.niah.run import Answered
 
 Row = TypeVar("Row", str, tuple[int, str])
 
 ENOUGH = 30
-"""A cell of fewer is marked: chance may have made it."""
+"""Cells with fewer samples are marked, since they may be due to chance."""
 
 DECILES: tuple[str, ...] = tuple(f"{i / 10:.1f}" for i in range(10))
-"""Where deciles of depth begin."""
+"""Lower bounds of the depth deciles."""
 
 
 @final
 @dataclass(frozen=True)
 class Cell:
-    """A mean in per cent, and of how many samples or needles.
+    """A mean in per cent, with the number of samples or needles.
 
     Attributes:
-        mean: from 0 to 100; for differences from −100 to 100.
-        count: how many it is the mean of.
-        standard_error: of the mean, where it was asked for.
+        mean: mean from 0 to 100; for differences from −100 to 100.
+        count: number of samples or needles.
+        standard_error: standard error of the mean, if computed.
     """
 
     mean: float
@@ -37,17 +37,17 @@ class Cell:
 
     @property
     def few(self) -> bool:
-        """Whether it is of fewer than 30."""
+        """Whether the count is below 30."""
         return self.count < ENOUGH
 
 
 def decile(depth: float) -> int:
-    """Of a depth from 0 to 1: 0 for 0.0–0.1, …, 9 for 0.9–1.0, to which 1 itself belongs."""
+    """Return the decile of a depth: 0 for 0.0–0.1, …, 9 for 0.9–1.0, including 1."""
     return min(int(10 * depth), 9)
 
 
 def by_task(answered: Sequence[Answered]) -> dict[int, dict[str, Cell]]:
-    """RULER's score of every length and task, over samples."""
+    """Average RULER's score over samples, for every length and task."""
     scores: dict[int, dict[str, list[float]]] = {}
     for one in answered:
         scores.setdefault(one.length, {}).setdefault(one.task, []).append(one.score)
@@ -55,60 +55,60 @@ def by_task(answered: Sequence[Answered]) -> dict[int, dict[str, Cell]]:
 
 
 def mean_of_tasks(tasks: dict[str, Cell]) -> float:
-    """Every task counts the same."""
+    """Average over tasks with equal weights."""
     return sum(cell.mean for cell in tasks.values()) / len(tasks)
 
 
 def by_depth(answered: Sequence[Answered], row: Callable[[Answered], Row]) -> dict[Row, list[Cell | None]]:
-    """The share of needles found, by whatever `row` says and by depth decile; every needle at its own depth.
+    """Compute the percentage of needles recalled, by row and depth decile; each needle counts at its own depth.
 
     Args:
         answered: samples with answers.
-        row: `task_of` or `length_and_task`.
+        row: function from a sample to its row: `task_of` or `length_and_task`.
 
     Returns:
-        Ten cells for each row; None where there is no needle.
+        Ten cells per row; None for a cell without needles.
     """
-    found: dict[Row, list[list[float]]] = {}
+    rows: dict[Row, list[list[float]]] = {}
     for one in answered:
-        cells = found.setdefault(row(one), [[] for _ in range(10)])
+        cells = rows.setdefault(row(one), [[] for _ in range(10)])
         for depth, correct in zip(one.depths, one.correct, strict=True):
             cells[decile(depth)].append(100.0 * correct)
-    return {name: [_cell(values) if values else None for values in cells] for name, cells in found.items()}
+    return {name: [_cell(values) if values else None for values in cells] for name, cells in rows.items()}
 
 
 def task_of(one: Answered) -> str:
-    """A row for each task, all lengths together."""
+    """Make one row per task, over all lengths."""
     return one.task
 
 
 def length_and_task(one: Answered) -> tuple[int, str]:
-    """A row for each task at each length."""
+    """Make one row per task and length."""
     return one.length, one.task
 
 
 def over_tasks(rows: Mapping[tuple[int, str], Sequence[Cell | None]]) -> dict[int, list[Cell | None]]:
-    """Rows of lengths and tasks as rows of lengths. Every task with a needle in a cell counts the same.
+    """Average rows of lengths and tasks into rows of lengths, with equal weights for all tasks present in a cell.
 
-    Otherwise two thirds of a mean would be of multivalue and multiquery, which ask for four needles where others ask
-    for one. A cell's count is that of all its needles.
+    With equal weights per needle, multivalue and multiquery would make up two thirds of the mean, since they query four
+    needles instead of one. A cell's count is the number of all its needles.
     """
-    found: dict[int, list[list[Cell]]] = {}
+    by_length: dict[int, list[list[Cell]]] = {}
     for (length, _), cells in rows.items():
-        of_length = found.setdefault(length, [[] for _ in range(10)])
+        of_length = by_length.setdefault(length, [[] for _ in range(10)])
         for at, cell in zip(of_length, cells, strict=True):
             at.extend([] if cell is None else [cell])
     return {
         length: [
             Cell(sum(cell.mean for cell in cells) / len(cells), sum(cell.count for cell in cells)) if cells else None
-            for cells in found[length]
+            for cells in by_length[length]
         ]
-        for length in sorted(found)
+        for length in sorted(by_length)
     }
 
 
 def common(first: Sequence[Answered], second: Sequence[Answered]) -> tuple[list[Answered], list[Answered]]:
-    """The samples that both answered, in one order; refused if there are none, or if seeds differ."""
+    """Return the samples that both models answered, in one order; raise an error if none, or if seeds differ."""
     seeds = {one.seed for one in (*first, *second)}
     if len(seeds) > 1:
         raise ValueError(f"seed: expected the same samples of both, got seeds {', '.join(map(str, sorted(seeds)))}")
@@ -120,7 +120,10 @@ def common(first: Sequence[Answered], second: Sequence[Answered]) -> tuple[list[
 
 
 def difference_by_task(first: Sequence[Answered], second: Sequence[Answered]) -> dict[int, dict[str, Cell]]:
-    """First minus second by length and task, with the standard error over samples, of what `common` gives."""
+    """Subtract the second model's scores from the first's by length and task, with standard errors over samples.
+
+    Both arguments come from `common`.
+    """
     scores: dict[int, dict[str, list[float]]] = {}
     for one, other in zip(first, second, strict=True):
         scores.setdefault(one.length, {}).setdefault(one.task, []).append(one.score - other.score)
@@ -133,7 +136,7 @@ def difference_by_task(first: Sequence[Answered], second: Sequence[Answered]) ->
 def difference_by_depth(
     first: Sequence[Answered], second: Sequence[Answered], row: Callable[[Answered], Row]
 ) -> dict[Row, list[Cell | None]]:
-    """First minus second by row and depth decile; a cell counts as many needles as the smaller of the two."""
+    """Subtract the second model's scores from the first's by row and depth decile; counts are the smaller ones."""
     ours, theirs = by_depth(first, row), by_depth(second, row)
     return {
         name: [

@@ -1,47 +1,46 @@
-"""A model's answers to needle-in-a-haystack questions, scored as RULER does, and kept one line each."""
+"""Generate a model's answers to needle-in-a-haystack questions, score them as in RULER, and save them as JSON lines."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, final
 
 from membydesign.evaluation.generation import batch_for, generate_greedy
-from membydesign.evaluation.niah import TASKS
+from membydesign.evaluation.niah.tasks import TASKS
 from membydesign.evaluation.tokens import check_vocabulary
-from membydesign.files import write_text
+from membydesign.files import append_text, parse_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from membydesign.evaluation.niah import NIAH, Sample
+    from membydesign.evaluation.niah.samples import NIAH, Sample
 
 
 Key = tuple[str, int, int]
-"""Task, length and number of a sample."""
+"""Task, length and index of a sample."""
 
 
 @final
 @dataclass(frozen=True)
 class Answered:
-    """A sample and what a model said to it.
+    """A sample with a model's answer.
 
     Attributes:
-        task: its name.
-        length: of the context, in tokens.
-        seed: of the samples.
-        index: its number.
-        prompt_sha256: the first 16 digits, which are the same for the same prompt.
-        prompt_tokens: how many the prompt has.
-        haystack_units: lines or words of the haystack.
-        answers: the values that are right, in the order of the question.
-        depths: of their needles.
-        other_depths: of needles that are not asked for.
-        correct: which of the answers the generation contains.
-        generation: what the model said.
-        score: RULER's, the share of answers that it contains, in per cent.
+        task: name of the task.
+        length: context length in tokens.
+        seed: random seed of the samples.
+        index: number of the sample.
+        prompt_sha256: first 16 digits of the prompt's hash.
+        prompt_tokens: number of prompt tokens.
+        haystack_units: number of lines or words of the haystack.
+        answers: right values, in the order of the question.
+        depths: depths of their needles.
+        other_depths: depths of the needles that are not queried.
+        correct: for each right value, whether the generation contains it.
+        generation: text that the model generated.
+        score: RULER's score: percentage of right values that the generation contains.
     """
 
     task: str
@@ -60,7 +59,7 @@ class Answered:
 
     @staticmethod
     def of(sample: Sample, generation: str) -> Answered:
-        """A sample with what a model said to it."""
+        """Score a model's answer to a sample."""
         correct = contained(generation, sample.answers)
         return Answered(
             task=sample.task,
@@ -71,8 +70,8 @@ class Answered:
             prompt_tokens=len(sample.token_ids),
             haystack_units=sample.units,
             answers=sample.answers,
-            depths=tuple(needle.depth for needle in sample.asked),
-            other_depths=tuple(needle.depth for needle in sample.needles if needle not in sample.asked),
+            depths=tuple(needle.depth for needle in sample.queried),
+            other_depths=tuple(needle.depth for needle in sample.needles if needle not in sample.queried),
             correct=correct,
             generation=generation,
             score=100 * sum(correct) / len(correct),
@@ -80,26 +79,26 @@ class Answered:
 
     @property
     def key(self) -> Key:
-        """Which sample it answers, of those with its seed."""
+        """Identifier of the sample among those with the same seed."""
         return self.task, self.length, self.index
 
 
 def contained(generation: str, answers: Sequence[str]) -> tuple[bool, ...]:
-    """Which answers a generation contains, whatever the case of their letters."""
-    said = generation.lower()
-    return tuple(answer.lower() in said for answer in answers)
+    """Test which answers a generation contains, ignoring case."""
+    lowered = generation.lower()
+    return tuple(answer.lower() in lowered for answer in answers)
 
 
 def ruler_score(generations: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
-    """RULER's `string_match_all`: the share of answers contained, averaged over samples, in per cent.
+    """Compute RULER's `string_match_all`: the percentage of answers contained, averaged over samples.
 
     Example:
         >>> ruler_score(["It is 1234567.", "No idea."], [["1234567", "7654321"], ["1111111"]])
         25.0
     """
     shares = []
-    for said, right in zip(generations, answers, strict=True):
-        correct = contained(said, right)
+    for generation, right in zip(generations, answers, strict=True):
+        correct = contained(generation, right)
         shares.append(sum(correct) / len(correct))
     return 100 * sum(shares) / len(shares)
 
@@ -117,57 +116,57 @@ def answer(
     file: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Answered]:
-    """Ask a model everything, or what is left of it.
+    """Generate and score a model's answers to all samples, except those already in `file`.
 
     Args:
-        model: a causal language model of Transformers.
-        niah: makes the samples.
-        tasks: names among `TASKS`.
-        lengths: of contexts, in tokens.
-        samples: of each task and length.
-        seed: of the samples.
-        share: of several processes that ask together, the number of this one, from 0, and how many there are; each
-            takes every so-manieth sample.
-        batch_size: prompts at a time; as many as make 16,384 tokens if none is given.
-        file: JSON lines to which every batch is added when it is done; what it holds already is not asked again.
-        progress: told how many samples are done, of how many.
+        model: causal language model of Transformers.
+        niah: generator of samples.
+        tasks: names in `TASKS`.
+        lengths: context lengths in tokens.
+        samples: samples per task and length.
+        seed: random seed of the samples.
+        share: index of this process, counted from 0, and number of processes that divide the samples among them.
+        batch_size: prompts per batch; None for about 16,384 tokens per batch.
+        file: JSON lines file to which every finished batch is appended; answers already in it are not repeated.
+        progress: called with the number of samples done and the total.
 
     Returns:
-        The answers of this process, by task, length and number.
+        Answers of this process, ordered by task, length and index.
     """
     mine = range(share[0], samples, share[1])
-    wanted = [(task, length, index) for task in tasks for length in lengths for index in mine]
+    requested = [(task, length, index) for task in tasks for length in lengths for index in mine]
     for task in tasks:
         for length in lengths:
             niah.check_length(task, length, samples, seed)
     done: dict[Key, Answered] = {}
     if file is not None and file.exists():
-        _mend(file)
+        _drop_incomplete_line(file)
         done = {one.key: one for one in read_answers(file)}
     if any(one.seed != seed for one in done.values()):
         raise ValueError(f"seed: expected that of {file}, {next(iter(done.values())).seed}, got {seed}")
-    known = next((key for key in wanted if key in done), None)
+    known = next((key for key in requested if key in done), None)
     if known is not None and niah.sample(*known, seed).fingerprint != done[known].prompt_sha256:
-        raise ValueError(f"file: expected answers to these samples in {file}, got some to other prompts")
-    left = [key for key in wanted if key not in done]
-    tell = progress or (lambda *_: None)
-    tell(len(wanted) - len(left), len(wanted))
+        raise ValueError(f"file: expected answers to these samples in {file}, got answers to other prompts")
+    left = [key for key in requested if key not in done]
+    report = progress or (lambda *_: None)
+    report(len(requested) - len(left), len(requested))
     model.eval()
     for keys in _batches(left, batch_size):
         batch = [niah.sample(*key, seed) for key in keys]
         check_vocabulary(model, max(max(sample.token_ids) for sample in batch))
-        said = generate_greedy(model, [sample.token_ids for sample in batch], niah.new_tokens, niah.encode.padding)
-        found = [Answered.of(sample, niah.encode.decode(ids)) for sample, ids in zip(batch, said, strict=True)]
+        prompts = [sample.token_ids for sample in batch]
+        generated = generate_greedy(model, prompts, niah.new_tokens, niah.encode.padding)
+        answered = [Answered.of(sample, niah.encode.decode(ids)) for sample, ids in zip(batch, generated, strict=True)]
         if file is not None:
-            _append(file, found)
-        done.update({one.key: one for one in found})
+            _append(file, answered)
+        done.update({one.key: one for one in answered})
         left = left[len(keys) :]
-        tell(len(wanted) - len(left), len(wanted))
-    return [done[key] for key in wanted]
+        report(len(requested) - len(left), len(requested))
+    return [done[key] for key in requested]
 
 
 def _batches(keys: Sequence[Key], batch_size: int | None) -> Iterator[Sequence[Key]]:
-    """Runs of one task and length, whose prompts are about equally long, so that there is little padding."""
+    """Group samples of the same task and length, whose prompts need little padding."""
     start = 0
     while start < len(keys):
         task, length, _ = keys[start]
@@ -182,25 +181,22 @@ def _batches(keys: Sequence[Key], batch_size: int | None) -> Iterator[Sequence[K
 def _append(file: Path, answered: Sequence[Answered]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(asdict(one), ensure_ascii=False, allow_nan=False) + "\n" for one in answered]
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write("".join(lines))
-        opened.flush()
-        os.fsync(opened.fileno())
+    append_text(file, "".join(lines), sync=True)
 
 
 def read_answers(file: Path) -> list[Answered]:
-    """What `answer` wrote, each sample once, without a last line that is not whole."""
-    found: dict[Key, Answered] = {}
+    """Read the answers that `answer` wrote, each sample once; an incomplete last line is ignored."""
+    answers: dict[Key, Answered] = {}
     for number, line in enumerate(_whole_lines(file), 1):
         try:
-            one = Answered(**{name: _tuple(value) for name, value in json.loads(line).items()})
+            one = Answered(**{name: _tuple(value) for name, value in parse_json(line).items()})
         except (ValueError, TypeError, AttributeError) as error:
             known = ", ".join(field.name for field in fields(Answered))
             raise ValueError(
-                f"file: expected in {str(file)!r} lines with {known}, got another in line {number}"
+                f"file: expected lines with {known} in {str(file)!r}, got another in line {number}"
             ) from error
-        found[one.key] = one
-    return list(found.values())
+        answers[one.key] = one
+    return list(answers.values())
 
 
 def _whole_lines(file: Path) -> list[str]:
@@ -208,8 +204,8 @@ def _whole_lines(file: Path) -> list[str]:
     return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
 
 
-def _mend(file: Path) -> None:
-    """Take a last line off that a kill cut short, so that the next one begins a line."""
+def _drop_incomplete_line(file: Path) -> None:
+    """Remove an incomplete last line, which a killed process may leave, before new lines are appended."""
     if file.exists() and not file.read_bytes().endswith(b"\n"):
         write_text(file, "".join(f"{line}\n" for line in _whole_lines(file)))
 

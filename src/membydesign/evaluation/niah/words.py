@@ -1,4 +1,4 @@
-"""Common English adjectives and nouns, from which the keys of needles are made: `adjective-noun`."""
+"""Common English adjectives and nouns that form the keys of needles: `adjective-noun`."""
 
 _ADJECTIVES = """
 able absent active afraid agile alert alive amber ample ancient angry annual anxious apt arctic ashen atomic autumn

@@ -1,4 +1,4 @@
-"""Documents in the manner of needle-in-a-haystack, from which a small model learns to answer such questions at all."""
+"""Training documents in the style of the tasks, from which small models learn to answer such questions."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 
-from membydesign.data.made import MadeText
 from membydesign.data.seeds import generator
-from membydesign.evaluation.niah import TASKS, Hidden, listed
-from membydesign.evaluation.niah_haystack import Essays, Noise
+from membydesign.data.synthetic import SyntheticText
+from membydesign.evaluation.niah.haystack import Essays, Noise
+from membydesign.evaluation.niah.tasks import TASKS, Hidden, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Generator
 
-    from membydesign.evaluation.niah import Posed, Task
-    from membydesign.evaluation.niah_haystack import Haystack
+    from membydesign.evaluation.niah.haystack import Haystack
+    from membydesign.evaluation.niah.tasks import Posed, Task
 
 LETTERS_OF_A_WORD = 16
-"""At most, on average over a stretch of text, with the space."""
+"""Upper bound of the average letters per word in a stretch of text, including the space."""
 
 
 @final
 @dataclass(frozen=True)
-class NeedleText(MadeText):
-    """RULER's questions with their answers, each about a stretch of text from anywhere in a corpus.
+class NeedleText(SyntheticText):
+    """RULER's questions with answers, each about a random stretch of a corpus.
 
-    All six tasks come equally often. Haystacks are short more often than long: the logarithms of their lengths are
-    uniform. Values of one key are told in the order in which they stand, others in the order of the question. Where
-    several keys are hidden, each that was not asked for alone is asked for once more, alone: the more answers a
-    document has, the sooner they are learned. Random numbers are of a stream of their own: no evaluation has the same
-    questions, though keys are of the same words.
+    All six tasks are equally frequent. Haystack lengths are log-uniform. Several values of one key are listed in the
+    order of the text, values of several keys in the order of the question. If several keys are hidden, the document
+    also queries each of them alone, because more answers per document speed up learning. The documents have their own
+    random stream, so no evaluation contains the same questions, although keys are made of the same words.
 
     Attributes:
-        corpus: where haystacks come from.
-        count: how many documents there are.
-        words: the fewest and the most words of a haystack.
-        seed: another one gives other documents.
+        corpus: source of the haystacks.
+        count: number of documents.
+        words: minimum and maximum number of words in a haystack.
+        seed: random seed.
 
     Example:
         >>> from membydesign.data.text import PythonHelp
@@ -53,7 +52,7 @@ class NeedleText(MadeText):
     words: tuple[int, int] = (5, 250)
 
     def documents(self) -> Iterator[str]:
-        """The documents, each the same whatever the count."""
+        """Yield the documents."""
         texts = [*self.corpus.documents()]
         ends = [*accumulate(map(len, texts))]
         tasks = [*TASKS.values()]
@@ -66,7 +65,7 @@ class NeedleText(MadeText):
             yield "\n".join([told(posed), *_more(posed, task, generator(*stream, "more"))])
 
     def _haystack(self, task: Task, texts: list[str], ends: list[int], source: Generator) -> tuple[Haystack, int]:
-        """A haystack, and how many units of it are taken."""
+        """Draw a haystack and the number of its units."""
         words = self.draw_words(source)
         if task.haystack == "noise":
             noise = Noise()
@@ -79,8 +78,8 @@ class NeedleText(MadeText):
 
 
 def _more(posed: Posed, task: Task, source: Generator) -> Iterator[str]:
-    """Questions for one key each, with their answers, in any order."""
-    alone = posed.asked if len(posed.asked) == 1 else ()
+    """Yield further questions for one key each, with answers, in random order."""
+    alone = posed.queried if len(posed.queried) == 1 else ()
     others = [needle for needle in posed.needles if task.keys > 1 and needle not in alone]
     for place in torch.randperm(len(others), generator=source).tolist():
         question, prefix = replace(task, queries=1).prompt("", others[place].key)
@@ -88,8 +87,8 @@ def _more(posed: Posed, task: Task, source: Generator) -> Iterator[str]:
 
 
 def told(posed: Posed) -> str:
-    """A question with its answer."""
-    asked = posed.asked
-    if len({needle.key for needle in asked}) == 1:
-        asked = tuple(sorted(asked, key=lambda needle: needle.depth))
-    return f"{posed.prompt} {listed([needle.value for needle in asked])}."
+    """Write a question with its answer."""
+    needles = posed.queried
+    if len({needle.key for needle in needles}) == 1:
+        needles = tuple(sorted(needles, key=lambda needle: needle.depth))
+    return f"{posed.prompt} {listed([needle.value for needle in needles])}."

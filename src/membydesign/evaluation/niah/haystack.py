@@ -1,9 +1,8 @@
-"""Haystacks in which needles are hidden: RULER's noise, essays of one's own, and text that every Python carries."""
+"""Haystacks in which needles are hidden: RULER's noise, a user's essays, or text that ships with every Python."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, final
 import torch
 
 from membydesign.evaluation.text import EMBEDDED
+from membydesign.files import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 DEPTHS: tuple[int, ...] = tuple(round(100 * i / 39) for i in range(40))
-"""Where RULER hides needles in essays: 40 depths, evenly spaced and rounded, in per cent of the sentences."""
+"""RULER's 40 needle depths in essays, evenly spaced and rounded, in per cent of the sentences."""
 
-_ENDING = re.compile(r"""[.!?]+["'”’)\]]*$""")
+# A search starts only where a run of marks starts, so that long runs take linear time.
+_ENDING = re.compile(r"""(?<![.!?])[.!?]+["'”’)\]]*$""")
 _OPENING = re.compile(r"""["'“‘(\[]*[A-Z0-9]""")
 _ABBREVIATION = re.compile(r"\(?([A-Z]|[a-z]\.[a-z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|cf|No|Fig)\.$")
 
 
 class Haystack(ABC):
-    """Text of any length, and places in it for needles.
+    """Text of any length in which needles can be hidden.
 
-    Its length is counted in units: lines of noise, or words of essays. Class attributes say what a unit is, how many
-    there must be at least, and by what needles are set apart.
+    Its length is counted in units: lines of noise, or words of essays. Class attributes name the unit, the minimum
+    number of units, and the separator around needles.
     """
 
     name: str
@@ -43,38 +44,38 @@ class Haystack(ABC):
 
     @abstractmethod
     def text(self, start: int, stop: int) -> str:
-        """Units from `start` up to `stop`, from whose tokens the length is guessed."""
+        """Return the units from `start` up to `stop`, from whose tokens lengths are estimated."""
 
     @abstractmethod
     def draw_depths(self, needles: int, units: int, source: Generator) -> list[float]:
-        """Depths of so many needles in a haystack of so many units, in no order, from 0 (first) to 1 (last)."""
+        """Draw depths of needles in a haystack of `units` units, unsorted, from 0 (first) to 1 (last)."""
 
     @abstractmethod
     def hide(self, needles: Sequence[str], depths: Sequence[float], units: int) -> str:
-        """The first units of the haystack with needles at depths that increase."""
+        """Return the first units of the haystack with needles at increasing depths."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """The same for the same text."""
+        """Hash of the text."""
 
 
 @final
 class Noise(Haystack):
-    """One line of five short sentences, again and again; a needle stands before the line that its depth names."""
+    """One line of five short sentences, repeated; a needle precedes the line at its depth."""
 
     name, unit, least, separator = "noise", "lines", 5, "\n"
 
     def text(self, start: int, stop: int) -> str:
-        """Lines."""
+        """Return lines of noise."""
         return "\n".join([NOISE] * (stop - start))
 
     def draw_depths(self, needles: int, units: int, source: Generator) -> list[float]:
-        """Lines without replacement, each as likely as any other."""
+        """Draw lines uniformly without replacement."""
         return [line / units for line in torch.randperm(units, generator=source)[:needles].tolist()]
 
     def hide(self, needles: Sequence[str], depths: Sequence[float], units: int) -> str:
-        """Needles are lines of their own."""
+        """Insert needles as separate lines."""
         lines = [NOISE] * units
         for needle, depth in reversed(list(zip(needles, depths, strict=True))):
             lines.insert(round(depth * units), needle)
@@ -82,19 +83,19 @@ class Noise(Haystack):
 
     @property
     def fingerprint(self) -> str:
-        """Of the line."""
+        """Hash of the line."""
         return _digest(NOISE)
 
 
 @final
 class Essays(Haystack):
-    """Words of a text, from its beginning, and from its beginning again where it is too short.
+    """The words of a text from its beginning, repeated if it is too short.
 
-    A needle at depth δ stands before sentence ⌊δS⌋ of the S sentences that the words make.
+    A needle at depth δ precedes sentence ⌊δS⌋ of the S sentences.
 
     Args:
-        text: prose; white space of all kinds counts as one space.
-        name: what to call it.
+        text: prose; any white space counts as one space.
+        name: name of the haystack.
     """
 
     unit, least, separator = "words", 50, " "
@@ -109,32 +110,32 @@ class Essays(Haystack):
         self._starts = [0, *(i + 1 for i in ends)]
 
     def text(self, start: int, stop: int) -> str:
-        """Words."""
+        """Return words of the text."""
         size = len(self.words)
         if stop <= size:
             return " ".join(self.words[start:stop])
         return " ".join([self.words[i % size] for i in range(start, stop)])
 
     def sentences(self, units: int) -> int:
-        """How many sentences the first words make; the last may be cut short."""
+        """Count the sentences in the first words; the last may be incomplete."""
         rounds, rest = divmod(units, len(self.words))
         return rounds * len(self._starts) + bisect_left(self._starts, rest)
 
     def start_of(self, sentence: int) -> int:
-        """The word with which a sentence begins."""
+        """Return the index of the first word of a sentence."""
         rounds, rest = divmod(sentence, len(self._starts))
         return rounds * len(self.words) + self._starts[rest]
 
     def draw_depths(self, needles: int, units: int, source: Generator) -> list[float]:
-        """Without replacement from RULER's 40 depths, whatever the length."""
+        """Draw from RULER's 40 depths without replacement, whatever the length."""
         del units
         return [DEPTHS[i] / 100 for i in torch.randperm(len(DEPTHS), generator=source)[:needles].tolist()]
 
     def hide(self, needles: Sequence[str], depths: Sequence[float], units: int) -> str:
-        """Needles stand between sentences.
+        """Insert needles between sentences.
 
-        As in RULER a space stands on either side of every needle, also where no sentence does: one at the very
-        beginning follows a space, and two at one place have two between them.
+        As in RULER, every needle has a space on either side, even without a neighbouring sentence: a needle at the very
+        beginning follows a space, and two needles at one place have two spaces between them.
         """
         sentences, parts, start = self.sentences(units), [], 0
         for needle, depth in zip(needles, depths, strict=True):
@@ -145,12 +146,12 @@ class Essays(Haystack):
 
     @property
     def fingerprint(self) -> str:
-        """Of the words."""
+        """Hash of the words."""
         return _digest(" ".join(self.words))
 
 
 def _ends(word: str, following: str) -> bool:
-    """Whether a sentence ends with a word."""
+    """Whether a word ends a sentence, given the following word."""
     return bool(_ENDING.search(word) and _OPENING.match(following) and not _ABBREVIATION.match(word))
 
 
@@ -159,17 +160,17 @@ def _digest(text: str) -> str:
 
 
 def embedded_prose() -> str:
-    """Sentences of Python's own help, `pydoc_data.topics`, without code, tables and headings: English, 15,000 words.
+    """Extract sentences from Python's own help, `pydoc_data.topics`, without code, tables and headings.
 
-    Releases of Python differ in it, which fingerprints tell.
+    About 15,000 words of English. They differ between Python releases, and so do their fingerprints.
     """
     from pydoc_data.topics import topics
 
-    kept: dict[str, None] = {}  # sentences that several topics share come once
+    kept: dict[str, None] = {}  # a dictionary, so that sentences shared by several topics appear once
     for topic in sorted(topics):
         for paragraph in topics[topic].split("\n\n"):
             lines = paragraph.strip("\n").splitlines()
-            # Code and grammar are indented, headings are underlined, and bullets begin with a star.
+            # Code and grammar are indented, headings are underlined, and bullets start with an asterisk.
             if not lines or any(line.startswith((" ", "*", "=", "-", ">")) or "::=" in line for line in lines):
                 continue
             words = " ".join(lines).replace("- ", "-").split()  # lines also break after hyphens
@@ -184,11 +185,11 @@ def embedded_prose() -> str:
 
 
 def read_essays(source: str | Path) -> Essays:
-    """A haystack from where a user says.
+    """Read a haystack from a user's source.
 
     Args:
-        source: "embedded", a file, or a folder, of which all .txt and .json are taken in the order of their names.
-            JSON is RULER's PaulGrahamEssays.json, `{"text": …}`; every other file is plain text.
+        source: "embedded", a file, or a folder whose .txt and .json files are read in the order of their names. JSON
+            files have the form of RULER's PaulGrahamEssays.json, `{"text": …}`; all other files are plain text.
     """
     if str(source) == EMBEDDED:
         return Essays(embedded_prose(), EMBEDDED)
@@ -211,9 +212,9 @@ def _read(file: Path) -> str:
         text = file.read_text(encoding="utf-8")
         if file.suffix.lower() != ".json":
             return text
-        found = json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"essays: expected UTF-8 text, or JSON, in {str(file)!r}, got {error}") from error
-    if not isinstance(found, dict) or not isinstance(found.get("text"), str):
+    if not isinstance(content, dict) or not isinstance(content.get("text"), str):
         raise ValueError(f'essays: expected JSON with {{"text": "…"}} in {str(file)!r}, got something else')
-    return found["text"]
+    return content["text"]
