@@ -1,4 +1,4 @@
-"""`mbd`: its commands, each from its own module."""
+"""The application `mbd`: every command comes from the module of its name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from membydesign import __version__
-from membydesign.cli.bench.command import bench
+from membydesign.cli.bench import bench
 from membydesign.cli.catalogue import catalogue
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
 from membydesign.cli.generate import generate
 from membydesign.cli.group import StoppableGroup
-from membydesign.cli.kernels.command import kernels
+from membydesign.cli.kernels import kernels
 from membydesign.cli.report import report
 from membydesign.cli.reproduce import reproduce
 
@@ -32,8 +32,8 @@ app.add_typer(evaluate, name="evaluate")
 app.add_typer(kernels, name="kernels")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"memory-by-design {__version__}")
         raise typer.Exit
 

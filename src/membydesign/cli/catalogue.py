@@ -1,4 +1,4 @@
-"""`mbd catalogue`: the designs, in a table or one by one."""
+"""`mbd catalogue`: list the designs, describe one, or write docs/catalogue.md."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from membydesign.cli.catalogue_page import catalogue_page
 from membydesign.cli.completion import designs
-from membydesign.cli.say import AsJson, expect_one_of, fail
+from membydesign.cli.output import AsJson, expect_one_of, fail
 from membydesign.cli.tables import Column, Group, show_facts, show_table
 from membydesign.design import catalogue as rows
-from membydesign.design import state_formula
 from membydesign.files import to_json
+from membydesign.filter.kernels import why_not_each, why_not_each_step
 
 COLUMNS = (
     Column("name"),
@@ -24,6 +23,19 @@ COLUMNS = (
     Column("state per head", spare=1),
 )
 
+PAGE_HEAD = """\
+# The catalogue
+
+Every row of the paper's Table 1 and every ablation, by name: `membydesign.catalogue["gated_deltanet"]`. This page is
+written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a terminal.
+
+The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
+$\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.
+
+| name | memory drifts | a write observes | covariance | exactness | state per head |
+|---|---|---|---|---|---|
+"""
+
 
 def catalogue(
     name: Annotated[
@@ -33,6 +45,9 @@ def catalogue(
     latex: Annotated[bool, typer.Option("--latex", metavar="", help="Print the equations of NAME as LaTeX.")] = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", metavar="", help="Print all designs as one Markdown page.")
+    ] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", metavar="", help="Also say why each kernel that does not run NAME does not.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -48,17 +63,20 @@ def catalogue(
         expect_one_of("NAME", rows, name)
         description = rows[name].describe()
         if as_json:
-            print(to_json(_facts(name)), end="")
+            print(to_json(_as_dict(name)), end="")
         elif latex:
             print(description.latex)
         else:
             equations = [(heading, [each.text for each in some]) for heading, some in description.parts]
-            show_facts(description.title, [*equations, *((fact, text.split("\n")) for fact, text in description.facts)])
+            facts = [(fact, text.split("\n")) for fact, text in description.facts]
+            show_facts(description.title, [*equations, *facts, *_kernels(name, reasons=kernels)])
         return
+    if kernels:
+        raise fail("--kernels: expected the NAME of a design with it, for example: mbd catalogue kda --kernels")
     if latex:
         raise fail("--latex: expected the NAME of a design with it, for example: mbd catalogue kda --latex")
     if as_json:
-        print(to_json([_facts(name) for name in rows]), end="")
+        print(to_json([_as_dict(name) for name in rows]), end="")
     elif markdown:
         print(catalogue_page(), end="")
     else:
@@ -67,7 +85,7 @@ def catalogue(
                 name,
                 *(type(part).__name__ for part in (design.transition, design.write, design.covariance)),
                 design.exactness,
-                state_formula(design),
+                design.state_formula(),
             ]
             for name, design in rows.items()
         ]
@@ -79,7 +97,19 @@ def catalogue(
         )
 
 
-def _facts(name: str) -> dict[str, Any]:
+def _kernels(name: str, *, reasons: bool) -> list[tuple[str, list[str]]]:
+    """The kernels that run a design on a CPU, in order of preference, and with `reasons` why the others do not."""
+    sequences, steps = why_not_each(rows[name]), why_not_each_step(rows[name])
+    runs = [kernel for kernel, reason in sequences.items() if reason is None]
+    decodes = [kernel for kernel, reason in steps.items() if reason is None]
+    if not reasons:
+        decodes.append("(--kernels says why the others do not run it)")
+        return [("kernels", runs), ("decoding", decodes)]
+    others = [f"{kernel}: {reason}" for kernel, reason in {**sequences, **steps}.items() if reason]
+    return [("kernels", runs), ("decoding", decodes), ("not", others)]
+
+
+def _as_dict(name: str) -> dict[str, Any]:
     design = rows[name]
     return {
         "name": name,
@@ -88,10 +118,24 @@ def _facts(name: str) -> dict[str, Any]:
         "write": type(design.write).__name__,
         "covariance": type(design.covariance).__name__,
         "exactness": design.exactness,
-        "state": state_formula(design),
+        "state": design.state_formula(),
         "cost_per_token": design.cost_order,
         "step_parameters": [asdict(parameter) for parameter in design.step_parameters],
+        "kernels": why_not_each(design),
+        "decoding": why_not_each_step(design),
         "latex": design.describe().latex,
         "note": design.note,
         "citation": design.citation,
     }
+
+
+def catalogue_page() -> str:
+    """Return docs/catalogue.md, written from the designs themselves."""
+    lines, sections = [], []
+    for name, design in rows.items():
+        parts = [type(part).__name__ for part in (design.transition, design.write, design.covariance)]
+        lines.append(f"| [{name}](#{name}) | {' | '.join(parts)} | {design.exactness} | {design.state_formula()} |")
+        description = design.describe()
+        facts = "\n".join(f"- **{fact}**: {'; '.join(value.splitlines())}" for fact, value in description.facts)
+        sections.append(f"## {name}\n\n{description.title}\n\n$$\n{description.latex}\n$$\n\n{facts}\n")
+    return PAGE_HEAD + "\n".join(lines) + "\n\n" + "\n".join(sections)

@@ -1,4 +1,4 @@
-"""What the shell offers when a user presses Tab: `mbd --install-completion` sets it up."""
+"""Names that the shell completes after Tab; `mbd --install-completion` sets it up."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from typing import TYPE_CHECKING
 
 import typer  # noqa: TC002 - typer looks at it
 
-from membydesign.cli.bench.sections import SECTIONS
-from membydesign.cli.say import DTYPES
+from membydesign.cli.requirements import benchmarks_folder, need_benchmarks
 from membydesign.design import catalogue
 from membydesign.evaluation.niah import TASKS
 from membydesign.experiments import EXPERIMENTS, load
-from membydesign.experiments.verdict import SMOKE
+from membydesign.reports.verdict import SMOKE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
 
 def designs(incomplete: str) -> list[str]:
-    """Designs of the catalogue."""
+    """Complete designs of the catalogue."""
     return _starting(incomplete, catalogue)
 
 
 def experiments(incomplete: str) -> list[str]:
-    """Experiments of the paper."""
+    """Complete experiments of the paper."""
     return _starting(incomplete, EXPERIMENTS)
 
 
 def presets(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Presets of the experiment that stands before, or those that all have."""
+    """Complete presets of the experiment named before, or else those that every experiment has."""
     words = [ctx.params.get("experiment"), *ctx.args]  # before an option without a value, arguments are not parsed yet
     experiment = next((word for word in words if word in EXPERIMENTS), "")
     try:
@@ -39,26 +40,31 @@ def presets(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def variants(incomplete: str) -> list[str]:
-    """Variants of MQAR."""
+    """Complete variants of MQAR."""
     try:
-        from membydesign.experiments.mqar_settings import VARIANTS
-    except ModuleNotFoundError:  # without the packages that training needs, there is nothing to run
+        from membydesign.experiments.mqar.config import VARIANTS
+    except ModuleNotFoundError:  # the packages that training needs are missing
         return []
     return _starting(incomplete, VARIANTS)
 
 
 def sections(incomplete: str) -> list[str]:
-    """Sections of the benchmark, several with commas."""
+    """Complete sections of the benchmark, several with commas; they come with a checkout."""
+    if benchmarks_folder() is None:
+        return []
+    need_benchmarks("bench")
+    from membydesign_bench.sections import SECTIONS
+
     return _listed(incomplete, SECTIONS)
 
 
 def dtypes(incomplete: str) -> list[str]:
-    """Types of numbers."""
+    """Complete types of numbers."""
     return _starting(incomplete, DTYPES)
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Tasks of RULER, several with commas."""
+    """Complete tasks of RULER, several with commas."""
     return _listed(incomplete, ("all", *TASKS))
 
 
@@ -67,6 +73,6 @@ def _starting(incomplete: str, names: Iterable[str]) -> list[str]:
 
 
 def _listed(incomplete: str, names: Iterable[str]) -> list[str]:
-    """The last word of a list with commas, after the words that are there."""
+    """Complete the last word of a comma-separated list."""
     before, comma, last = incomplete.rpartition(",")
     return [before + comma + name for name in _starting(last, names)]

@@ -1,4 +1,4 @@
-"""`mbd convert`: other people's checkpoints as ours."""
+"""`mbd convert`: convert checkpoints of flash-linear-attention to this package."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from membydesign.cli.loading import Dtype  # noqa: TC001 - typer looks at it
-from membydesign.cli.say import AsJson, dtype_of, fail, need_models
+from membydesign.cli.loading import Dtype, dtype_of
+from membydesign.cli.output import AsJson, fail
+from membydesign.cli.requirements import need_models
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
@@ -42,16 +43,14 @@ def convert(
     generate`, `mbd evaluate` and Transformers read the result.
     """
     need_models("convert")
-    from transformers.utils import logging
-
     from membydesign.models.checkpoint import TOKENIZER_FILES
     from membydesign.models.conversion import convert_fla
+    from membydesign.models.quiet import quiet
 
-    wanted = dtype_of(dtype)
+    torch_dtype = dtype_of(dtype)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise fail(f"DST: expected a new or empty folder, and {destination} has something in it")
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    quiet()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("looking", total=None)
@@ -60,59 +59,61 @@ def convert(
             progress.update(task, description="reading", completed=done, total=total)
 
         try:
-            found = convert_fla(source, dtype=wanted, revision=revision, ignore=ignore or (), progress=advance)
+            conversion = convert_fla(
+                source, dtype=torch_dtype, revision=revision, ignore=ignore or (), progress=advance
+            )
         except ValueError as error:
             raise fail(re.sub("^source:", "SRC:", str(error))) from None
         progress.update(task, description="writing", total=None)
-        files = [name for name in TOKENIZER_FILES if (found.checkpoint.folder / name).is_file()]
+        files = [name for name in TOKENIZER_FILES if (conversion.checkpoint.folder / name).is_file()]
         destination.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside its place and then moved: what is at DST is whole.
+        # Written next to DST and then moved, so that DST is never incomplete.
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as scratch:
             made = Path(scratch) / "model"
-            found.model.save_pretrained(made)
+            conversion.model.save_pretrained(made)
             for name in files:
-                shutil.copyfile(found.checkpoint.folder / name, made / name)
+                shutil.copyfile(conversion.checkpoint.folder / name, made / name)
             if destination.exists():
                 destination.rmdir()
             made.rename(destination)
     if as_json:
-        print(to_json(_facts(source, destination, found, files)), end="")
+        print(to_json(_facts(source, destination, conversion, files)), end="")
     else:
-        _show(destination, found, files)
+        _show(destination, conversion, files)
 
 
-def _facts(source: str, destination: Path, found: Conversion, files: list[str]) -> dict[str, Any]:
+def _facts(source: str, destination: Path, conversion: Conversion, files: list[str]) -> dict[str, Any]:
     return {
         "source": source,
         "destination": str(destination),
-        "tensors": found.tensors,
-        "elements": found.elements,
-        "parameters": found.parameters,
-        "dtype": str(found.model.dtype).removeprefix("torch."),
-        "tied": bool(found.model.config.tie_word_embeddings),
-        "skipped": [skipped._asdict() for skipped in found.skipped],
-        "notes": list(found.notes),
+        "tensors": conversion.tensors,
+        "elements": conversion.elements,
+        "parameters": conversion.parameters,
+        "dtype": str(conversion.model.dtype).removeprefix("torch."),
+        "tied": bool(conversion.model.config.tie_word_embeddings),
+        "skipped": [skipped._asdict() for skipped in conversion.skipped],
+        "notes": list(conversion.notes),
         "tokenizer_files": files,
     }
 
 
-def _show(destination: Path, found: Conversion, files: list[str]) -> None:
-    config = found.model.config
+def _show(destination: Path, conversion: Conversion, files: list[str]) -> None:
+    config = conversion.model.config
     lines = [
         ("model", f"Gated DeltaNet, {config.num_hidden_layers} layers of width {config.hidden_size}"),
-        ("read", f"{found.tensors} tensors, {found.elements:,} elements stored"),
+        ("read", f"{conversion.tensors} tensors, {conversion.elements:,} elements stored"),
     ]
     alike: dict[tuple[str, str], list[int]] = {}
-    for skipped in found.skipped:
+    for skipped in conversion.skipped:
         name = re.sub(r"\.layers\.\d+\.", ".layers.*.", skipped.name)
         alike.setdefault((name, skipped.why), []).append(skipped.elements)
     for (name, why), elements in alike.items():
         times = f"{len(elements)} × " if len(elements) > 1 else ""
         lines.append(("skipped", f"{times}{name}, {sum(elements):,} elements: {why}"))
-    lines += [("note", note) for note in found.notes]
-    dtype = str(found.model.dtype).removeprefix("torch.")
-    lines.append(("written", f"{found.parameters:,} parameters, {dtype}, to {destination}"))
-    lines.append(("tokenizer", ", ".join(files) or "none found: save one there before generating text"))
+    lines += [("note", note) for note in conversion.notes]
+    dtype = str(conversion.model.dtype).removeprefix("torch.")
+    lines.append(("written", f"{conversion.parameters:,} parameters, {dtype}, to {destination}"))
+    lines.append(("tokenizer", ", ".join(files) or "none there: save one before generating text"))
     console = Console(soft_wrap=True)
     for name, text in lines:
         console.print(f"[bold]{name:<9}[/bold] {escape(text)}", highlight=False)

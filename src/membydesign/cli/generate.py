@@ -1,4 +1,4 @@
-"""`mbd generate`: text from a language model, as it comes."""
+"""`mbd generate`: continue a prompt with a language model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from membydesign.cli.loading import Device, Dtype, Model, Tokenizer, load_model, load_tokenizer, quiet, usable_device
-from membydesign.cli.say import AsJson, dtype_of, fail, need_models
+from membydesign.cli.loading import (
+    Device,
+    Dtype,
+    Model,
+    Tokenizer,
+    dtype_of,
+    load_model,
+    load_tokenizer,
+    usable_device,
+)
+from membydesign.cli.output import AsJson, fail
+from membydesign.cli.requirements import need_models
 from membydesign.files import to_json
 
 if TYPE_CHECKING:
@@ -62,6 +72,8 @@ def generate(
     """
     need_models("generate")
     import torch
+
+    from membydesign.models.quiet import quiet
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     _check(sampling, repetition_penalty, greedy)
@@ -117,9 +129,9 @@ def generate(
 
 
 def _check(sampling: dict[str, Any], repetition_penalty: float | None, greedy: bool) -> None:
-    given = [f"--{name.replace('_', '-')}" for name, value in sampling.items() if value is not None]
-    if greedy and given:
-        raise fail(f"--greedy: expected no {', '.join(given)} with it, since nothing is drawn")
+    options = [f"--{name.replace('_', '-')}" for name, value in sampling.items() if value is not None]
+    if greedy and options:
+        raise fail(f"--greedy: expected no {', '.join(options)} with it, since nothing is drawn")
     for name, value, most in (
         ("--temperature", sampling["temperature"], float("inf")),
         ("--top-p", sampling["top_p"], 1.0),
@@ -164,7 +176,7 @@ def _stream(words: Any, echo: bool) -> TextStreamer:
             if text.endswith("\ufffd"):  # a letter of several tokens, not whole yet
                 return
             self.on_finalized_text(text[self.print_len :])
-            if text.endswith("\n"):  # begin anew, so that decoding stays short
+            if text.endswith("\n"):  # start over, so that decoding stays short
                 self.token_cache = self.token_cache[-1:]
                 text = self.text()
             self.print_len = len(text)

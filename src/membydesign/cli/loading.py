@@ -1,15 +1,18 @@
-"""Models and tokenizers as commands are given them: a folder, or a name on the Hugging Face Hub."""
+"""Load models and tokenizers from a folder or from the Hugging Face Hub, and the options that commands share."""
 
 from __future__ import annotations
 
-import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
-from membydesign.cli.completion import dtypes
-from membydesign.cli.say import DTYPES, fail
+from membydesign.cli.completion import DTYPES, dtypes
+from membydesign.cli.output import expect_one_of, fail
+from membydesign.files import hub_name
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +31,18 @@ TOKENIZER_HINT = (
 )
 
 
-def quiet() -> None:
-    """Let Transformers say nothing but errors."""
-    from membydesign.models.quiet import quiet as silence
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """Return the torch dtype of a name; None stays None."""
+    import torch
 
-    silence()
+    if name is None:
+        return None
+    expect_one_of("--dtype", DTYPES, name)
+    return getattr(torch, name)
 
 
 def usable_device(name: str | None) -> str:
-    """A device of this PyTorch by its name; a GPU if there is one and no name."""
+    """Check that PyTorch has a device and return its name; without a name, a GPU if there is one."""
     import torch
 
     device = name or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,46 +54,59 @@ def usable_device(name: str | None) -> str:
 
 
 def load_tokenizer(source: str) -> Any:
-    """A tokenizer."""
+    """Load a tokenizer."""
     from transformers import AutoTokenizer
 
     from membydesign.models.checkpoint import TOKENIZER_FILES
 
-    hint = TOKENIZER_HINT.format(model=source)
-    if is_folder(source) and not any((Path(source) / name).is_file() for name in TOKENIZER_FILES):
+    hint, name = TOKENIZER_HINT.format(model=source), name_on_the_hub(source)
+    if name is None and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise fail(f"no tokenizer in {source}: {hint}")
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
+        return AutoTokenizer.from_pretrained(name or source, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as error:
         raise fail(f"no tokenizer for {source}: {error}\n{hint}") from None
 
 
 def load_model(source: str, dtype: torch.dtype | None, device: str) -> Any:
-    """A causal language model: one of ours, of flash-linear-attention, or of Transformers."""
+    """Load a causal language model: one of this package, of flash-linear-attention, or of Transformers."""
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, PreTrainedConfig
+    from transformers import AutoModelForCausalLM
 
-    from membydesign.models import fla_config, load_fla
+    from membydesign.models import MemoryConfig, fla_config, load_fla
+    from membydesign.models.checkpoint import inspect
 
+    name_on_the_hub(source)
     try:
-        kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        name, kind = inspect(source, MemoryConfig.model_type)
         if kind == fla_config.MODEL_TYPE:
             return load_fla(source, dtype=dtype, device=device)
-        asked: Any = "auto" if dtype is None else dtype
-        found: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=asked, use_safetensors=True, trust_remote_code=False
+        stored_or_named: Any = "auto" if dtype is None else dtype
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=stored_or_named, use_safetensors=True, trust_remote_code=False
         )
-        return found.to(device)
+        return model.to(device)
     except SafetensorError as error:
         raise fail(f"the weights of {source} cannot be read ({error}); copy or download the model again") from None
     except (OSError, ValueError, ImportError) as error:
         raise fail(f"no model at {source}: {error}") from None
 
 
-def is_folder(source: str) -> bool:
-    """Whether it is a folder; refuses what can be neither a folder nor a name on the Hub."""
-    if Path(source).is_dir():
-        return True
-    if Path(source).exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", source):
-        raise fail(f"MODEL: expected a folder or a name on the Hugging Face Hub, got {source!r}")
-    return False
+def name_on_the_hub(source: str) -> str | None:
+    """Return the Hub name of a model or tokenizer, and say once that there is no such folder; None for a folder.
+
+    Exits with an error if it is neither.
+    """
+    try:
+        name = hub_name("MODEL", source)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    if name == source:
+        _say_no_folder(source)
+    return name
+
+
+@cache
+def _say_no_folder(source: str) -> None:
+    told = f"no folder {source} here; looking for it on the Hugging Face Hub"
+    Console(stderr=True, soft_wrap=True).print(f"[dim]mbd: {escape(told)}[/dim]", highlight=False)

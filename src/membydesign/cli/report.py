@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from membydesign.cli.say import AsJson, console, fail
+from membydesign.cli.output import AsJson, console, fail
 from membydesign.cli.tables import Column, Group, show_table
-from membydesign.experiments import page, record
-from membydesign.experiments.page_html import html
-from membydesign.experiments.page_markdown import markdown
-from membydesign.files import to_json, write_text
+from membydesign.files import read_json, to_json, write_text
+from membydesign.reports import page, record
+from membydesign.reports.comparison import by_claim
+from membydesign.reports.page_html import html
+from membydesign.reports.page_markdown import markdown
 
 if TYPE_CHECKING:
-    from membydesign.experiments.verdict import Verdict
+    from membydesign.reports.verdict import Verdict
 
 WIDEST_NUMBER = 16
 """Cells no wider than this are numbers, and stand flush right."""
@@ -27,7 +27,7 @@ WIDEST_NUMBER = 16
 
 def report(
     results: Annotated[
-        Path, typer.Argument(metavar="RESULTS", help="The folder of results, each in a folder of its own.")
+        Path, typer.Argument(metavar="RESULTS", help="The folder that holds the folders of results.")
     ] = Path("results"),
     out: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the results in a folder beside the paper's numbers.
+    """Show the results in a folder with the paper's numbers.
 
     For example: `mbd report runs`, or `mbd report runs --out page`
 
@@ -44,17 +44,16 @@ def report(
     missing.
     """
     every = sorted(path.parent for path in results.glob("**/metrics.json"))
-    found = [path for path in every if not _is_training_run(path)]
-    if not found:
+    folders = [path for path in every if not _is_training_run(path)]
+    if not folders:
         raise fail(f"no metrics.json below {results}; make one with: mbd reproduce collision --out {results}/collision")
     try:
-        records = {directory: record.read(directory) for directory in found}
+        records = {directory: record.read(directory) for directory in folders}
     except ValueError as error:
         raise fail(str(error)) from None
     missing = [] if out is None else _write(out, results, records)
     if as_json:
-        texts = {str(directory): (directory / "metrics.json").read_text(encoding="utf-8") for directory in found}
-        print(to_json({directory: json.loads(text) for directory, text in texts.items()}), end="")
+        print(to_json({str(directory): read_json(directory / "metrics.json") for directory in folders}), end="")
     elif out is None:
         for directory, each in records.items():
             _print(directory, each)
@@ -72,8 +71,8 @@ def report(
 def _is_training_run(directory: Path) -> bool:
     """Whether a folder is that of a run in a sweep, whose metrics are not those of an experiment."""
     try:
-        return "provenance" not in json.loads((directory / "metrics.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "provenance" not in read_json(directory / "metrics.json")
+    except (OSError, ValueError, TypeError):
         return False  # told when it is read
 
 
@@ -107,7 +106,7 @@ def _print(directory: Path, each: record.Record) -> None:
 
 
 def show_comparisons(result: record.Record) -> None:
-    """Print the paper's statements beside ours, claim by claim, and what follows for the claims."""
+    """Print the paper's numbers and ours, claim by claim, and which claims hold."""
     if result.comparisons:
         show_table(*_table(result))
     console().print(verdict_line(result))
@@ -116,7 +115,9 @@ def show_comparisons(result: record.Record) -> None:
 def verdict_line(result: record.Record) -> Text:
     """How many claims hold and which do not."""
     claims, agreeing = result.judge.claims(result.comparisons), result.judge.agreeing(result.comparisons)
-    return Text.assemble(_coloured(claims), f". {agreeing} with the paper." if agreeing else ".")
+    end = f". {agreeing} with the paper." if agreeing else "."
+    settings = result.judge.settings if result.comparisons else ""
+    return Text.assemble(_coloured(claims), f"{end} {settings}" if settings else end)
 
 
 def _table(result: record.Record) -> tuple[list[Column], list[Group]]:
@@ -126,7 +127,7 @@ def _table(result: record.Record) -> tuple[list[Column], list[Group]]:
     for heading, cells in zip(("paper", "ours", "within"), zip(*shown, strict=True), strict=True):
         columns.append(Column(heading, right=max(map(len, cells)) <= WIDEST_NUMBER))
     groups = []
-    for claim, rows in record.by_claim(result.comparisons).items():
+    for claim, rows in by_claim(result.comparisons).items():
         cells = [[c.quantity, *c.shown(), *([_coloured(judge.row(c))] if judge.tests else [])] for c in rows]
         groups.append(Group(cells, Text.assemble((claim, "bold"), "  ", _coloured(judge.claim(rows)))))
     return [*columns, *([Column("agrees")] if judge.tests else [])], groups

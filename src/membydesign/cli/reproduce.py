@@ -1,11 +1,11 @@
-"""`mbd reproduce`: a claim of the paper, run again."""
+"""`mbd reproduce`: reproduce a claim of the paper."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,15 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from membydesign.cli.completion import experiments, presets, variants
+from membydesign.cli.output import AsJson, console, expect_one_of, fail
 from membydesign.cli.report import show_comparisons
-from membydesign.cli.say import AsJson, console, expect_one_of, fail, need_training
+from membydesign.cli.requirements import need_training
 from membydesign.cli.stopping import resumable
 from membydesign.errors import FilterError
-from membydesign.experiments import EXACT, EXPERIMENTS, load, record
-from membydesign.experiments.workspace import Workspace
-from membydesign.files import to_json
+from membydesign.experiments import EXACT, EXPERIMENTS, load
+from membydesign.experiments.shared.run_context import RunContext
+from membydesign.files import read_json, to_json
+from membydesign.reports import record
+from membydesign.reports.provenance import Provenance, commit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from membydesign import training
 
 
@@ -67,7 +72,7 @@ def reproduce(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce a claim of the paper: its numbers beside ours, figures and a report.
+    """Reproduce a claim of the paper: its numbers and ours, figures and a report.
 
     For example: `mbd reproduce collision`, or `mbd reproduce recall --preset smoke`
 
@@ -102,23 +107,42 @@ def reproduce(
             _show(out, as_json)
         return
     if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
-        raise fail(f"--out: {out} holds training runs; go on with them with --resume, or name another folder")
+        raise fail(f"--out: {out} holds training runs; continue them with --resume, or name another folder")
     started = time.perf_counter()
-    record.commit()  # of what runs now; the checkout may be another when it ends
+    commit()  # cached now, because the checkout may change while the experiment runs
     workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
-    with nullcontext() if experiment in EXACT else resumable(), _Bars(shown=first) as bars:
-        workspace = Workspace(out, workers, bars.stage, bars.total, bars.watch, data)
+    trains = experiment not in EXACT
+    with (
+        _owned(out) if trains and first else nullcontext(),
+        resumable() if trains else nullcontext(),
+        _Bars(shown=first) as bars,
+    ):
+        context = RunContext(out, workers, bars.stage, bars.total, bars.watch, data)
         try:
-            outcome = module.run(config, workspace)
+            outcome = module.run(config, context)
         except _refusals() as error:
             raise fail(str(error)) from None
         if not first:
             return
         bars.stage("figures")
         figures = module.plot(outcome, out)
-    provenance = record.Provenance.now(experiment, preset, time.perf_counter() - started)
-    record.write(out, outcome, provenance, f"{module.TITLE} ({variant})" if variant else module.TITLE, figures)
+        provenance = Provenance.now(experiment, preset, time.perf_counter() - started)
+        record.write(out, outcome, provenance, f"{module.TITLE} ({variant})" if variant else module.TITLE, figures)
     _show(out, as_json)
+
+
+@contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """Hold the lock of the folder of the results; exit with an error if another process does."""
+    from membydesign.training import FolderInUse
+    from membydesign.training.lock import locked
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(out))
+        except FolderInUse as error:
+            raise fail(f"--out: {error}") from None
+        yield
 
 
 def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any, Any]:
@@ -130,14 +154,14 @@ def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any,
     expect_one_of("--preset", module.PRESETS, preset)
     config: Any = module.PRESETS[preset]
     known = {each.name for each in fields(config)}
-    given = {name: value for name, value in changes.items() if value is not None}
-    if given.get("seeds") == 1 and "seeds" not in known:
-        del given["seeds"]
-    for name, value in given.items():
+    chosen = {name: value for name, value in changes.items() if value is not None}
+    if chosen.get("seeds") == 1 and "seeds" not in known:
+        del chosen["seeds"]
+    for name, value in chosen.items():
         if name not in known:
             raise fail(f"--{name}: {experiment} has no {name} to choose: expected no --{name}, got {value!r}")
     try:
-        return module, replace(config, **given)
+        return module, replace(config, **chosen)
     except ValueError as error:
         raise fail(f"--{error}") from None
 
@@ -145,16 +169,16 @@ def _chosen(experiment: str, preset: str, changes: dict[str, Any]) -> tuple[Any,
 def _refusals() -> tuple[type[Exception], ...]:
     """Errors of training that say what to do; none if training is not installed."""
     try:
-        from membydesign.experiments.retrofit_runs import TeacherError
-        from membydesign.experiments.texts import TextsError
-        from membydesign.training import CheckpointError, Diverged, SweepError
+        from membydesign.experiments.retrofit.training import TeacherError
+        from membydesign.experiments.shared.texts import TextsError
+        from membydesign.training import CheckpointError, Diverged, FolderInUse, SweepError
     except ModuleNotFoundError:
         return ()
-    return (CheckpointError, Diverged, FilterError, SweepError, TeacherError, TextsError)
+    return (CheckpointError, Diverged, FilterError, FolderInUse, SweepError, TeacherError, TextsError)
 
 
 class _Bars:
-    """The stage, the training runs that are done, and a bar for each that is under way, on standard error."""
+    """Progress on standard error: the stage, finished training runs, and a bar for each that is running."""
 
     def __init__(self, shown: bool = True) -> None:
         self.progress = Progress(
@@ -201,15 +225,15 @@ class _Bars:
 
 
 def _finished(directory: Path, preset: str, config: Any) -> bool:
-    wanted = json.loads(to_json({"preset": preset, **asdict(config)}))
+    expected = json.loads(to_json({"preset": preset, **asdict(config)}))
     try:
-        return (directory / "metrics.json").exists() and json.loads((directory / "config.json").read_text()) == wanted
+        return (directory / "metrics.json").exists() and read_json(directory / "config.json") == expected
     except (OSError, ValueError):
         return False
 
 
 def _show(directory: Path, as_json: bool) -> None:
-    """Print what a run found; exit with 1 if a number disagrees."""
+    """Print the result of a run; exit with 1 if a number disagrees."""
     try:
         result = record.read(directory)
     except ValueError as error:

@@ -89,7 +89,7 @@ def _typed(program: str) -> str:
     called = sys.argv[0]
     if os.path.basename(called) != program:  # `python -m membydesign.cli`
         return program
-    found = shutil.which(program)
+    on_path = shutil.which(program)
     if not os.path.exists(called):  # launchers on Windows leave out the .exe
         return program
-    return program if found is not None and os.path.samefile(found, called) else shlex.quote(called)
+    return program if on_path is not None and os.path.samefile(on_path, called) else shlex.quote(called)

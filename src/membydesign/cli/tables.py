@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from membydesign.cli.say import console
+from membydesign.cli.output import console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ TALLEST = 3
 SHORT = 12
 """Cells no wider than this stay on one line."""
 READABLE = 36
-"""Values stand beside their names if this much width, or all that they need, is left for them; else below."""
+"""Values stand next to their names if this much width, or all that they need, is left; otherwise below."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,10 @@ def show_table(columns: Sequence[Column], groups: Sequence[Group], *, title: str
 def show_facts(title: str, facts: Sequence[tuple[str, Sequence[str]]]) -> None:
     """Print named values, each of one line or more; long lines continue under their own beginning."""
     out = console()
-    beside = INDENT + max(len(name) for name, _ in facts) + GAP
+    indented = INDENT + max(len(name) for name, _ in facts) + GAP
     needed = max(cell_len(line) for _, lines in facts for line in lines)
-    stacked = out.width - beside < min(needed, READABLE)
-    left = 2 * INDENT if stacked else beside
+    stacked = out.width - indented < min(needed, READABLE)
+    left = 2 * INDENT if stacked else indented
     print(title)
     for name, lines in facts:
         label = " " * INDENT + name
@@ -139,7 +139,7 @@ def _narrowest_cell(cell: Text) -> int:
 
 
 def _narrowest(text: str) -> int:
-    """The least width in which no word is broken and there are at most `TALLEST` lines."""
+    """Return the least width that breaks no word and needs at most `TALLEST` lines."""
     words = [cell_len(word) for word in text.split()]
     width = max(words, default=0)
     while _lines(words, width) > TALLEST:

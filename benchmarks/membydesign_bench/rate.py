@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from membydesign.cli.bench.problem import GRID, Size
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved, product, product_rate
-from membydesign.cli.bench.works import TRAINING, Task, bayesian, prepare
-from membydesign.ops.dispatch import native_choice
+from membydesign.filter.native.dense import choice as native_choice
+from membydesign_bench.problem import GRID, Size
+from membydesign_bench.timing import Job, Row, Settings, interleaved, product, product_rate
+from membydesign_bench.works import TRAINING, Task, bayesian, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def chunk_operations(D: int, M: int, C: int) -> float:
         L, and W by substitution in a triangle              2/3 C³
 
     At M = D: 10 C D² + 7 C² D + 2/3 C³. With C = 1 it is the count of the recurrence itself, 10 D² and lower terms for
-    each token: what no way to run it can save. Decays and other work entry by entry, read variances, and the product
+    each token: what no implementation can save. Decays and other work entry by entry, read variances, and the product
     Q̃P₀ (which only they need) are not counted.
     """
     return 4 * C * D * D + 6 * C * D * M + C * C * (5 * D + 2 * M) + 2 / 3 * C**3
@@ -39,7 +39,7 @@ def chunk_operations(D: int, M: int, C: int) -> float:
 def operations(size: Size, task: Task, C: int) -> float:
     """Useful operations of a task: those of all chunks and heads; three times as many with backward.
 
-    The backward of a product is two products; what is computed anew to save memory is not counted.
+    The backward of a product is two products; what is recomputed to save memory is not counted.
     """
     return size.B * size.H * size.T / C * chunk_operations(size.D, size.D, C) * (3 if task == "forward+backward" else 1)
 
@@ -53,12 +53,12 @@ def rate(settings: Settings) -> Iterator[Job]:
 
 def _rate(task: Task, size: Size, rounds: int) -> list[Row]:
     C, choice = min(CHUNK, size.T), native_choice(size.D)
-    ways = {
+    methods = {
         "Bayesian Layer": (bayesian(), 1 if choice.by_token else min(choice.size, size.T)),
         f"chunks of {C} in torch": (bayesian(backend="torch", chunk_size=C), C),
     }
-    works = {name: prepare(work, task, size) for name, (work, _) in ways.items()}
+    works = {name: prepare(work, task, size) for name, (work, _) in methods.items()}
     times = interleaved({**works, "matrix product": product()}, rounds)
-    beside = ("GFLOP/s", "matrix product", product_rate(times["matrix product"]))
-    rates = {name: operations(size, task, counted) / times[name] / 1e6 for name, (_, counted) in ways.items()}
-    return [Row("rate", task, str(size), name, value, *beside) for name, value in rates.items()]
+    reference = ("GFLOP/s", "matrix product", product_rate(times["matrix product"]))
+    rates = {name: operations(size, task, counted) / times[name] / 1e6 for name, (_, counted) in methods.items()}
+    return [Row("rate", task, str(size), name, value, *reference) for name, value in rates.items()]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from membydesign.cli.bench.sections import SECTIONS
 from membydesign.files import to_json, write_text
+from membydesign_bench.sections import SECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from membydesign.cli.bench.timing import Row
-    from membydesign.experiments import record
+    from membydesign.reports import record
+    from membydesign_bench.timing import Row
 
 
 class Page(NamedTuple):
@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that one `mbd bench` found."""
+    """Everything that one `mbd bench` measured."""
 
     provenance: record.Provenance
     product_gflops: float
@@ -99,28 +99,28 @@ def _side_by_side(rows: list[Row], size: str = "B,H,T,D") -> Page:
     return Page((size, f"first, {unit}", f"second, {unit}", "ratio"), groups)
 
 
-def _all_ways(rows: list[Row]) -> Page:
-    """A group for each task, a line for each size, a column for each way to run it."""
-    ways = list(dict.fromkeys(row.what for row in rows))
+def _all_methods(rows: list[Row]) -> Page:
+    """A group for each task, a line for each size, a column for each method."""
+    methods = list(dict.fromkeys(row.what for row in rows))
     sizes: dict[str, dict[str, list[str]]] = {}
     for r in rows:
         line = sizes.setdefault(r.task, {}).setdefault(r.size, [r.size, r.against, number(r.reference)])
         line.append(number(r.ratio))
     groups = {task: list(lines.values()) for task, lines in sizes.items()}
-    return Page(("B,H,T,D", "fastest", "ms", *ways), groups)
+    return Page(("B,H,T,D", "fastest", "ms", *methods), groups)
 
 
 def _values(rows: list[Row]) -> Page:
-    """A group for each size, a line for each task, a column for the reference and each way."""
-    ways = list(dict.fromkeys(row.what for row in rows))
+    """A group for each size, a line for each task, a column for the reference and each method."""
+    methods = list(dict.fromkeys(row.what for row in rows))
     sizes: dict[str, dict[str, list[str]]] = {}
     for r in rows:
         sizes.setdefault(r.size, {}).setdefault(r.task, [r.task, number(r.reference)]).append(number(r.value))
     groups = {size: list(lines.values()) for size, lines in sizes.items()}
-    return Page(("", rows[0].against, *ways), groups)
+    return Page(("", rows[0].against, *methods), groups)
 
 
-PAGES = {"choices": _all_ways, "accuracy": _values, "text": partial(_side_by_side, size="tokens")}
+PAGES = {"choices": _all_methods, "accuracy": _values, "text": partial(_side_by_side, size="tokens")}
 """The sections whose tables are not pairs side by side at sizes B,H,T,D."""
 
 

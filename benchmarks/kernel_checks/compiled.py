@@ -11,8 +11,8 @@ import re
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from membydesign.ops.kalman import triton_table as table
-from membydesign.ops.kalman.triton_support import described
+from membydesign.filter.triton import table
+from membydesign.filter.triton.support import described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,11 +123,11 @@ class Compiled(NamedTuple):
                 "occupancy": self.occupancy, "complaint": self.complaint}  # fmt: skip
 
 
-def complaints(found: list[Compiled]) -> list[str]:
+def complaints(results: list[Compiled]) -> list[str]:
     """What cannot run, and small kernels of which every layout spills."""
-    said = [x.complaint for x in found if x.complaint]
+    said = [x.complaint for x in results if x.complaint]
     layouts: dict[tuple[str, int, str, str], list[Compiled]] = {}
-    for x in found:
+    for x in results:
         if x.failure is None:
             layouts.setdefault((x.job.kernel, x.job.D, x.job.variant, x.job.target), []).append(x)
     for (_, D, variant, target), same in layouts.items():
@@ -142,8 +142,8 @@ def targets() -> tuple[str, ...]:
     """Those that the installed Triton can compile for."""
     from triton.backends import backends
 
-    there = {"cuda": "nvidia" in backends, "hip": "amd" in backends}
-    return tuple(name for name, target in TARGETS.items() if there[target.backend])
+    installed = {"cuda": "nvidia" in backends, "hip": "amd" in backends}
+    return tuple(name for name, target in TARGETS.items() if installed[target.backend])
 
 
 def jobs(names: tuple[str, ...], sizes: tuple[int, ...], variants: tuple[str, ...]) -> Iterator[Job]:
@@ -159,7 +159,7 @@ def jobs(names: tuple[str, ...], sizes: tuple[int, ...], variants: tuple[str, ..
 
 
 def compiled(job: Job) -> Compiled:
-    """Compile one; a failure is part of what is found."""
+    """Compile one kernel; a failure is part of the result."""
     try:
         return _compiled(job)
     except Exception as error:  # Triton, LLVM and ptxas each have errors of their own
@@ -173,15 +173,15 @@ def _compiled(job: Job) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from membydesign.ops.kalman.triton_backward import backward_kernel
-    from membydesign.ops.kalman.triton_forward import forward_kernel
-    from membydesign.ops.kalman.triton_step import step_kernel
+    from membydesign.filter.triton.backward import backward_kernel
+    from membydesign.filter.triton.forward import forward_kernel
+    from membydesign.filter.triton.step import step_kernel
 
     target, variant = TARGETS[job.target], VARIANTS[job.variant]
     kernel: Any = {"forward": forward_kernel, "backward": backward_kernel, "step": step_kernel}[job.kernel]
-    asked = {"ROTATES": variant.turns, "MIXED": variant.turns, "C": table.CHUNK, "PRECISION": variant.precision}
-    asked |= dict.fromkeys(("VARIANCE", "EVIDENCE", "ERROR", "SAVE"), True)
-    constants = {**asked, "D": job.D, "m": job.D, **table.constants(job.tiles, job.D, job.D)}
+    settings = {"ROTATES": variant.turns, "MIXED": variant.turns, "C": table.CHUNK, "PRECISION": variant.precision}
+    settings |= dict.fromkeys(("VARIANCE", "EVIDENCE", "ERROR", "SAVE"), True)
+    constants = {**settings, "D": job.D, "m": job.D, **table.constants(job.tiles, job.D, job.D)}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     counts, tensor = {"K": "i32", "G": "i32"}, f"*{variant.real}"
     signature = {name: "constexpr" if name in constants else counts.get(name, tensor) for name in kernel.arg_names}
@@ -189,13 +189,15 @@ def _compiled(job: Job) -> Compiled:
     with knobs.compilation.scope(), knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as said:
         # Triton's own call of ptxas counts, with the options of its version; a kernel from the cache would say nothing.
         knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
-        found = triton.compile(
+        kernel_binary = triton.compile(
             ASTSource(kernel, signature, constants, aligned),
             target=GPUTarget(target.backend, target.arch, target.warp),
             options={"num_warps": job.tiles.warps, "num_stages": job.tiles.stages, "enable_fp_fusion": True},
         )
-    registers, spills = _of_nvidia(said.getvalue(), job) if target.backend == "cuda" else _of_amd(found.asm["amdgcn"])
-    shared = found.metadata.shared
+    registers, spills = (
+        _of_nvidia(said.getvalue(), job) if target.backend == "cuda" else _of_amd(kernel_binary.asm["amdgcn"])
+    )
+    shared = kernel_binary.metadata.shared
     return Compiled(job, registers, spills, shared, _occupancy(target, registers, shared, job.tiles.warps))
 
 
@@ -211,8 +213,8 @@ def _of_amd(assembly: str) -> tuple[int, int]:
     """Vector registers (with those of accumulators), and bytes spilled of one lane."""
 
     def number(name: str) -> int:
-        found = re.search(rf"\.{name}:\s*(\d+)", assembly)
-        return int(found[1]) if found else 0
+        match = re.search(rf"\.{name}:\s*(\d+)", assembly)
+        return int(match[1]) if match else 0
 
     return number("vgpr_count"), 4 * number("vgpr_spill_count")
 

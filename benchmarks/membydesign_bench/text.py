@@ -1,4 +1,4 @@
-"""Text: tokens a second of packing, of counting pairs and of labelling AR-hits, beside the obvious way to do each."""
+"""Measure tokens per second of packing text, counting pairs and labelling AR-hits, against plain implementations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.cli.bench.problem import Size
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
+from membydesign_bench.problem import Size
+from membydesign_bench.timing import Job, Row, Settings, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def _row(task: str, tokens: int, times: dict[str, float]) -> Row:
 
 
 def _packing(rounds: int) -> list[Row]:
-    """To tokenise and write, beside the tokenizer as Transformers calls it."""
+    """Compare tokenising and writing with the tokenizer as Transformers calls it."""
     from membydesign.data.text import PythonHelp
     from membydesign.data.token_files import pack
     from membydesign.data.tokenizer import train_tokenizer
@@ -71,8 +71,8 @@ def _packing(rounds: int) -> list[Row]:
 
 def _stream(path: Path, n: int) -> TokenFile:
     """Tokens of which few are frequent and many rare."""
-    from membydesign.data.mapped import Writer
     from membydesign.data.seeds import generator
+    from membydesign.data.tensor_files import Writer
     from membydesign.data.token_files import KIND, VERSION, TokenFile
 
     draws = torch.rand(n, generator=generator("bench", "text"), dtype=torch.float64)
@@ -83,7 +83,7 @@ def _stream(path: Path, n: int) -> TokenFile:
 
 
 def _pairs(size: Size, rounds: int) -> list[Row]:
-    """Pairs of a stream beside a `Counter`, and AR-hits of its windows beside dictionaries."""
+    """Compare counting pairs with a `Counter`, and labelling AR-hits with dictionaries."""
     from membydesign.data.bigrams import count_bigrams
     from membydesign.evaluation.ar_hits import ar_hits
 

@@ -1,4 +1,9 @@
-"""A clock that takes what is compared in turn, and the rows that everything measured is kept in."""
+"""Time things in turn, and keep what was measured in rows.
+
+`torch.utils.benchmark.Timer` is not used, because its readings would not be equivalent: it warms up with at least two
+runs before every reading, which triples rounds that take seconds, switches the garbage collector off while it times,
+and on a GPU reads the host's clock instead of the device's events.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from membydesign.cli.bench.problem import Size
+    from membydesign_bench.problem import Size
 
 SHORTEST_MS = 5.0
 """Anything faster is run several times for each reading."""
@@ -26,7 +31,7 @@ RESOLUTION = {"MiB": 1.0}
 
 @dataclass(frozen=True)
 class Row:
-    """One thing measured, beside what it is compared with.
+    """One measurement, and what it is compared with.
 
     Attributes:
         section: its name in `SECTIONS`.
@@ -61,7 +66,7 @@ class Settings(NamedTuple):
 
     Attributes:
         sizes: instead of each section's own; empty for those.
-        rounds: how often everything is timed in turn.
+        rounds: timing rounds; the median is reported.
         naive: whether the loop over tokens is timed at every size.
         device: "cpu" or "cuda".
     """
@@ -80,7 +85,7 @@ class Job(NamedTuple):
 
 
 def interleaved(works: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, float]:
-    """The median time of each in milliseconds, over so many rounds in which each is run in turn, after a warm-up."""
+    """Return the median time of each in milliseconds, over rounds in which each runs in turn, after a warm-up."""
     clock = CLOCKS[device]
     repeats = {}
     for name, work in works.items():

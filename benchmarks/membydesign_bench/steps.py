@@ -1,4 +1,4 @@
-"""One training step of the experiments' models, beside the same models with Transformers' Gated DeltaNet."""
+"""Time a training step of the experiments' models against the same models with Transformers' Gated DeltaNet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
-from membydesign.cli.bench.works import transformers_function
+from membydesign_bench.timing import Job, Row, Settings, interleaved
+from membydesign_bench.works import transformers_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +76,7 @@ class TheirDelta(nn.Module):
 def _recall(rounds: int) -> list[Row]:
     from membydesign.data.recall import Collisions
     from membydesign.data.seeds import generator
-    from membydesign.experiments.addressed import UPDATES, AddressedModel, losses
+    from membydesign.experiments.shared.addressed import UPDATES, AddressedModel, losses
 
     task = Collisions()
     drawn = task.sample(256, 8, (0.6, 0.8), generator("bench", "recall"))
@@ -122,8 +122,8 @@ class TheirLayer(nn.Module):
 
 def _mqar(rounds: int) -> list[Row]:
     from membydesign.data.mqar import MQAR
-    from membydesign.experiments.mqar_models import make_model
-    from membydesign.experiments.mqar_runs import at_queries, losses
+    from membydesign.experiments.mqar.models import make_model
+    from membydesign.experiments.mqar.training import at_queries, losses
 
     batch = at_queries(MQAR(length=128, pairs=16).sample(256, "bench"))
     models = {name: make_model(name) for name in ("bayesian_layer", "gated_deltanet")}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.cli.bench.problem import Size
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
+from membydesign_bench.problem import Size
+from membydesign_bench.timing import Job, Row, Settings, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ class Bytes:
 def prompts(size: Size, new_tokens: int) -> list[list[int]]:
     """B questions, of T tokens with the answer."""
     from membydesign.evaluation.niah import NIAH
-    from membydesign.evaluation.niah_haystack import read_essays
+    from membydesign.evaluation.niah.haystack import read_essays
 
     made = NIAH(Bytes(), read_essays("embedded"), new_tokens)
     # A question takes some 500 bytes; of one that does not fit the end is taken, which is as long to read.
@@ -65,15 +65,15 @@ def works(name: str, size: Size) -> tuple[dict[str, Callable[[], list[list[int]]
     )
     model = MemoryForCausalLM(config).eval()
     new_tokens = min(NEW_TOKENS, max(size.T // 2, 1))
-    asked = prompts(size, new_tokens)
+    questions = prompts(size, new_tokens)
     made: dict[str, Callable[[], list[list[int]]]] = {
-        way: partial(generate_greedy, model, asked, new_tokens, use_cache=way == name) for way in (name, "peer")
+        key: partial(generate_greedy, model, questions, new_tokens, use_cache=key == name) for key in (name, "peer")
     }
     return made, size.B * new_tokens
 
 
 def _generation(name: str, size: Size, rounds: int) -> list[Row]:
     made, tokens = works(name, size)
-    rates = {way: 1e3 * tokens / time for way, time in interleaved(made, rounds).items()}
+    rates = {key: 1e3 * tokens / time for key, time in interleaved(made, rounds).items()}
     task = f"answers of {tokens // size.B} tokens"
     return [Row("generation", task, str(size), OURS[name], rates[name], "tokens/s", PEER, rates["peer"])]

@@ -1,4 +1,4 @@
-"""How far float32 is from float64 on streams that are hard for a filter, for every way to run it."""
+"""Measure how far float32 is from float64 on hard streams, for every way to run the filter."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from membydesign.cli.bench.problem import Size
-from membydesign.cli.bench.timing import Job, Row, Settings
 from membydesign.design import Dense, DesignModel, ObserveMemory, ScalarDecay
 from membydesign.errors import NotPositiveDefiniteError
-from membydesign.ops import filter_sequence
+from membydesign.filter import filter_sequence
+from membydesign_bench.problem import Size
+from membydesign_bench.timing import Job, Row, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from membydesign.belief import Belief
 
 LOOP = "loop"
-WAYS: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     LOOP: {"method": "recurrent"},
-    "native": {"backend": "cpu"},
+    "native": {"backend": "native"},
     "torch": {"backend": "torch"},
-    "native, C = 64": {"backend": "cpu", "chunk_size": 64},
+    "native, C = 64": {"backend": "native", "chunk_size": 64},
     "torch, C = 64": {"backend": "torch", "chunk_size": 64},
 }
 
@@ -120,38 +120,38 @@ class Distance(NamedTuple):
 
 
 def distances(stream: Stream, size: Size) -> dict[str, Distance | None]:
-    """For each of `WAYS`; None where a covariance was lost, which every way reports."""
+    """Return the distance of each of `METHODS`; None where it reports that the covariance was lost."""
     inputs = stream.inputs(size)
     wide = {name: x.double() for name, x in inputs.items()}
-    exact = filter_sequence(stream.design(), **wide, backend="cpu")
-    found: dict[str, Distance | None] = {}
-    for name, way in WAYS.items():
+    exact = filter_sequence(stream.design(), **wide, backend="native")
+    results: dict[str, Distance | None] = {}
+    for name, options in METHODS.items():
         try:
-            out = filter_sequence(stream.design(), **inputs, **way)
+            out = filter_sequence(stream.design(), **inputs, **options)
         except NotPositiveDefiniteError:
-            found[name] = None
+            results[name] = None
             continue
-        found[name] = Distance(
+        results[name] = Distance(
             _distance(out.output, exact.output), _distance(_covariance(out.belief), _covariance(exact.belief))
         )
-    return found
+    return results
 
 
 def accuracy(settings: Settings) -> Iterator[Job]:
-    """Every stream and way, beside the loop over tokens."""
+    """Compare every method on every stream with the loop over tokens."""
     for name, stream in STREAMS.items():
         for size in settings.sizes or tuple(each._replace(T=stream.T) for each in SIZES):
             yield Job(f"accuracy at {size}: {stream.title}", partial(_accuracy, name, size))
 
 
 def _accuracy(name: str, size: Size) -> list[Row]:
-    found = distances(STREAMS[name], size)
-    loop = found.pop(LOOP)
+    results = distances(STREAMS[name], size)
+    loop = results.pop(LOOP)
     rows = []
-    for way, distance in found.items():
+    for method, distance in results.items():
         for quantity in Distance._fields:
             value, reference = (None if d is None else getattr(d, quantity) for d in (distance, loop))
-            rows.append(Row("accuracy", f"{name}, {quantity}", str(size), way, value, "", LOOP, reference))
+            rows.append(Row("accuracy", f"{name}, {quantity}", str(size), method, value, "", LOOP, reference))
     return rows
 
 

@@ -1,13 +1,13 @@
-"""Time: beside the peers, for each kind of drift, and as sequences grow."""
+"""Time designs against their peers, against each kind of drift, and as sequences grow."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from membydesign.cli.bench.problem import GRID, Size
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
-from membydesign.cli.bench.works import (
+from membydesign_bench.problem import GRID, Size
+from membydesign_bench.timing import Job, Row, Settings, interleaved
+from membydesign_bench.works import (
     OURS,
     TASKS,
     TRAINING,
@@ -35,7 +35,7 @@ GROWTH = 32
 
 
 def speed(settings: Settings) -> Iterator[Job]:
-    """Every design beside its peer; the Bayesian Layer also beside its own loop over tokens."""
+    """Compare every design with its peer, and the Bayesian Layer also with its own loop over tokens."""
     for task in TASKS:
         for size in settings.sizes or GRID:
             for rule in peers(settings.device):
@@ -71,7 +71,7 @@ def _speed(task: Task, size: Size, names: tuple[str, ...], rule: str, settings: 
 
 
 def transition(settings: Settings) -> Iterator[Job]:
-    """The Bayesian Layer with a decay of each row, and with damped rotations, beside one decay for all rows."""
+    """Compare the Bayesian Layer with a decay per row, and with damped rotations, with one decay for all rows."""
     sizes = settings.sizes or TRANSITION_SIZES
     for size in sizes:
         if size.D % 2:
@@ -89,7 +89,7 @@ def _transition(task: Task, size: Size, settings: Settings) -> list[Row]:
 
 
 def growth(settings: Settings) -> Iterator[Job]:
-    """The Bayesian Layer's time for each token of a long sequence beside that of a short one."""
+    """Compare the Bayesian Layer's time per token on a long sequence with that on a short one."""
     for task in TRAINING:
         for size in settings.sizes or (GROWTH_SIZE,):
             yield Job(f"{task} at {size}: growth with T", partial(_growth, task, size, settings))

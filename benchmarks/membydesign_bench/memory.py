@@ -1,4 +1,4 @@
-"""Peak memory of a task, each in a process of its own.
+"""Measure the peak memory of each task in a fresh process.
 
 A fresh process imports what it needs, makes its inputs, and runs the same work once at a tiny size, so that libraries,
 compiled code and threads are loaded and not counted. Then it reads how much memory is resident, runs the task once at
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import subprocess
 import sys
 from functools import partial
@@ -29,9 +28,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from membydesign.cli.bench.problem import GRID, Size
-from membydesign.cli.bench.timing import Job, Row, Settings
-from membydesign.cli.bench.works import OURS, TASKS, Task, Work, peers, prepare, rule_to_compare
+from membydesign_bench import child
+from membydesign_bench.problem import GRID, Size
+from membydesign_bench.timing import Job, Row, Settings
+from membydesign_bench.works import OURS, TASKS, Task, Work, peers, prepare, rule_to_compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ TRAINING_SIZE = Size(1, 4, 16384, 128)
 
 
 def memory(settings: Settings) -> Iterator[Job]:
-    """Every design beside its peer."""
+    """Compare every design with its peer."""
     for task in TASKS:
         for size in settings.sizes or GRID:
             yield Job(f"{task} at {size}: peak memory", partial(_memory, task, size, tuple(OURS), settings.device))
@@ -53,8 +53,8 @@ def memory(settings: Settings) -> Iterator[Job]:
 
 def _memory(task: Task, size: Size, names: tuple[str, ...], device: str) -> list[Row]:
     rules = {name: rule_to_compare(name, task) for name in names}
-    found = {rule: peer() for rule, peer in peers(device).items() if rule in rules.values()}
-    theirs = {rule: work.title for rule, work in found.items() if work}
+    works = {rule: peer() for rule, peer in peers(device).items() if rule in rules.values()}
+    theirs = {rule: work.title for rule, work in works.items() if work}
     references = {rule: peak("theirs", rule, task, size, device) for rule in theirs}
     rows = []
     for name, rule in rules.items():
@@ -65,9 +65,9 @@ def _memory(task: Task, size: Size, names: tuple[str, ...], device: str) -> list
 
 def peak(whose: str, name: str, task: Task, size: Size, device: str = "cpu") -> float | None:
     """Peak memory in MiB, measured in a fresh process; None if that process failed, for example for want of memory."""
-    words = [sys.executable, "-m", __name__, whose, name, task, str(size), str(torch.get_num_threads()), device]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    command = child.command(__name__, whose, name, task, size, torch.get_num_threads(), device)
+    options = child.options(MALLOC_MMAP_THRESHOLD_="131072")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.returncode}"]
         print(f"mbd bench: no memory of {whose} {name}, {task} at {size}: {reason[0]}", file=sys.stderr)
@@ -117,9 +117,9 @@ def _work(whose: str, name: str, device: str) -> Work:
 
 def _child(whose: str, name: str, task: Task, size: str, threads: str, device: str) -> None:
     torch.set_num_threads(int(threads))
-    work, wanted = _work(whose, name, device), Size.parse(size)
-    prepare(work, task, wanted._replace(B=1, T=min(wanted.T, 16)), device)()
-    print(json.dumps(rise(prepare(work, task, wanted, device), device)))
+    work, full = _work(whose, name, device), Size.parse(size)
+    prepare(work, task, full._replace(B=1, T=min(full.T, 16)), device)()
+    print(json.dumps(rise(prepare(work, task, full, device), device)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole models: training steps and decoding beside Transformers' Gated DeltaNet model of equal size."""
+"""Time whole models, training and decoding, compared with Transformers' Gated DeltaNet model of equal size."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.cli.bench.problem import Size
-from membydesign.cli.bench.timing import Job, Row, Settings, interleaved
+from membydesign_bench.problem import Size
+from membydesign_bench.timing import Job, Row, Settings, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,6 +1,8 @@
 r"""How long the dense filter would take on a GPU: estimates, and limits from counts. Nothing is timed.
 
-    python -m membydesign.cli.bench.roofline docs/figures/roofline.png    the tables of docs/roofline.md, and its figure
+    PYTHONPATH=benchmarks python -m membydesign_bench.roofline docs/figures/roofline.png
+
+prints the tables of docs/roofline.md and draws its figure.
 
 `ESTIMATES` are times of the kernels as they were, from a model of the pipeline of a multiprocessor. The rest are
 limits: time is at least operations / rate and at least bytes / bandwidth, for one token of one head with M = D. A
@@ -13,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-from membydesign.cli.bench.rate import chunk_operations
+from membydesign_bench.rate import chunk_operations
 
 SIZES = (64, 128, 256)
 CHUNKS = (16, 32, 64)
@@ -63,7 +65,7 @@ class Cost(NamedTuple):
 def dense(D: int, C: int, *, element: int = 2, backward: bool = False) -> Cost:
     """The dense filter in one fused kernel: inputs are read and outputs written once.
 
-    Forward also writes the belief at every chunk's start, which the backward reads. The backward computes a chunk anew
+    Forward also writes the belief at every chunk's start, which the backward reads. The backward recomputes a chunk
     and then has two products for each one of the forward, so three times its operations. Beyond `ON_CHIP`, P and M (and
     in the backward their gradients too) are read twice and written once for every chunk.
     """
@@ -89,7 +91,7 @@ def gated_deltanet(D: int, C: int = 64, *, element: int = 2, backward: bool = Fa
     """Gated DeltaNet as flash-linear-attention runs it: three kernels, with what passes between them in global memory.
 
     Read and written: k, v, w, u and a row of T by the first, k, w, u, v' and a state for every chunk by the second, q,
-    k, v', o and that state by the third. The backward computes these anew and has as many for each of two gradients.
+    k, v', o and that state by the third. The backward recomputes these and has as many for each of two gradients.
     """
     elements = (4 * D + C) + (4 * D + D * D / C) + (4 * D + D * D / C)
     cost = Cost(delta_operations(D, D, C) / C, elements * element + 4 * STATE_BYTES)
@@ -137,7 +139,7 @@ def estimates() -> str:
 
 def rows() -> list[list[str]]:
     """A line for each size, chunk and direction of the dense filter, and for Gated DeltaNet."""
-    found = []
+    lines_of_table = []
     for backward in (False, True):
         for D in SIZES:
             lines = {f"dense filter, C = {C}": (dense(D, C, backward=backward), "tf32x3") for C in CHUNKS}
@@ -147,8 +149,8 @@ def rows() -> list[list[str]]:
                 for device in (A100, H100):
                     rates = (device.float32, getattr(device, fast))
                     cells += [f"{cost.nanoseconds(rate, device.bandwidth):.2f}" for rate in rates]
-                found.append(["backward" if backward else "forward", str(D), what, *cells])
-    return found
+                lines_of_table.append(["backward" if backward else "forward", str(D), what, *cells])
+    return lines_of_table
 
 
 HEADINGS = (

@@ -1,6 +1,7 @@
 """What is measured: our designs, and Transformers' own CPU code for the same rules on the same inputs.
 
-Conventions differ, and are met before the clock starts, so that both give the same outputs (tests/cli/test_bench.py):
+Inputs are converted to each convention before the clock starts, so that both give the same outputs, which
+tests/benchmarks/test_bench.py checks:
 
     Transformers divides queries by √D, we do not                   it is given q √D
     its delta rules are given a gate β, ours a write noise r²       β = 1 / (r² + ‖k‖²), with our λ = 1
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import Belief
-from membydesign.cli.bench.problem import Problem, Size
 from membydesign.design import (
     DampedRotation,
     Dense,
@@ -33,7 +33,8 @@ from membydesign.design import (
     ScalarDecay,
     catalogue,
 )
-from membydesign.ops import filter_sequence, filter_step, fla
+from membydesign.filter import filter_sequence, filter_step, fla
+from membydesign_bench.problem import Problem, Size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,14 +97,14 @@ def _bayesian_inputs(problem: Problem, **drift: Tensor) -> Tensors:
     return {"q": p.q, "k": p.k, "v": p.v, "process_noise": p.process_noise, "write_noise": p.write_noise, **drift}
 
 
-def bayesian(title: str = "Bayesian Layer", **way: Any) -> Work:
-    """The Bayesian Layer with one decay for each head; `way` goes to `filter_sequence`."""
+def bayesian(title: str = "Bayesian Layer", **options: Any) -> Work:
+    """The Bayesian Layer with one decay for each head; `options` go to `filter_sequence`."""
     design = DesignModel(ScalarDecay(), ObserveMemory(), Dense())
-    return _ours(design, title, lambda p: _bayesian_inputs(p, log_decay=p.log_decay), **way)
+    return _ours(design, title, lambda p: _bayesian_inputs(p, log_decay=p.log_decay), **options)
 
 
 def transitions() -> dict[str, Work]:
-    """The Bayesian Layer with each way to drift; the first is what the others are compared with."""
+    """Return the Bayesian Layer with each transition; the others are compared with the first."""
     rows = DesignModel(DiagonalDecay(), ObserveMemory(), Dense())
     turns = DesignModel(DampedRotation(), ObserveMemory(), Dense())
     return {

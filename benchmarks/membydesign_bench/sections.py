@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from membydesign.cli.bench.accuracy import accuracy
-from membydesign.cli.bench.choices import choices
-from membydesign.cli.bench.generation import generation
-from membydesign.cli.bench.memory import memory
-from membydesign.cli.bench.models import models
-from membydesign.cli.bench.rate import rate
-from membydesign.cli.bench.speed import growth, speed, transition
-from membydesign.cli.bench.steps import steps
-from membydesign.cli.bench.text import text
 from membydesign.errors import did_you_mean
+from membydesign_bench.accuracy import accuracy
+from membydesign_bench.choices import choices
+from membydesign_bench.generation import generation
+from membydesign_bench.memory import memory
+from membydesign_bench.models import models
+from membydesign_bench.rate import rate
+from membydesign_bench.speed import growth, speed, transition
+from membydesign_bench.steps import steps
+from membydesign_bench.text import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from membydesign.cli.bench.timing import Job, Settings
+    from membydesign_bench.timing import Job, Settings
 
 
 class Section(NamedTuple):
@@ -58,18 +58,18 @@ ON_GPU = ("speed", "transitions", "growth", "memory")
 
 def chosen(words: Iterable[str], device: str = "cpu") -> list[str]:
     """The sections that a user names, each word one name or several with commas; all of a device for no word."""
-    there = [name for name in SECTIONS if device == "cpu" or name in ON_GPU]
+    available = [name for name in SECTIONS if device == "cpu" or name in ON_GPU]
     names = [name for word in words for name in word.split(",")]
     for name in names:
-        if name not in there:
-            near = did_you_mean(name, there)
+        if name not in available:
+            near = did_you_mean(name, available)
             where = "" if device == "cpu" else f" with --device {device}"
-            raise ValueError(f"--only: expected some of {', '.join(there)}{where}, got {name!r}{near}")
-    return [name for name in there if name in names or not names]
+            raise ValueError(f"--only: expected some of {', '.join(available)}{where}, got {name!r}{near}")
+    return [name for name in available if name in names or not names]
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is unknown or not there."""
+    """Raise an error for a device that is unknown or unavailable."""
     if device not in ("cpu", "cuda"):
         raise ValueError(f"--device: expected cpu or cuda, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
