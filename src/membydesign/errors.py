@@ -1,7 +1,8 @@
-"""Errors that a filter raises while it runs, and the warning about GPU kernels that cannot be used.
+"""Exceptions and warnings of the library, and helpers for error messages.
 
-Bad arguments raise plain `ValueError`s that name the argument, what was expected and what came. The errors here are
-for good arguments whose computation could not be carried through: they are never papered over with jitter.
+Invalid arguments raise a plain `ValueError` that names the argument, what was expected and what was given. The
+exception classes below are for valid arguments whose computation failed numerically, or whose kernel could not run;
+such failures are never hidden by adding jitter.
 """
 
 from __future__ import annotations
@@ -14,44 +15,51 @@ if TYPE_CHECKING:
 
 
 class FilterError(ArithmeticError):
-    """A filter could not be carried through in the given floating-point type."""
+    """A filter failed numerically in the floating-point type of its inputs."""
 
 
 class NotPositiveDefiniteError(FilterError, ValueError):
-    r"""A belief covariance is not positive definite: the one that a filter was given, or one that it came to.
+    r"""A belief covariance is not positive definite: the initial one, or one that the filter computed.
 
-    On the way, the innovation variance $1/\beta_t = r_t^2 + k_t^\top \bar P_t k_t$ came out below the write noise
-    $r_t^2$ that it contains, which proves that $\bar P_t$ has a negative direction. The message names batch, head,
-    group and position.
+    A filter detects this when the innovation variance $1/\beta_t = r_t^2 + k_t^\top \bar P_t k_t$ is smaller than the
+    write noise $r_t^2$ that it contains, so that $\bar P_t$ must have a negative eigenvalue. The message names batch,
+    head, group and position.
     """
 
 
 class NonFiniteError(FilterError):
-    """A belief or an output overflowed: finite inputs gave an infinity or a NaN."""
+    """A belief or an output overflowed: finite inputs produced an infinity or a NaN."""
 
 
 class KernelError(RuntimeError):
-    """A GPU kernel that `backend="triton"` insists on could not be compiled or launched.
+    """The GPU kernel requested with `backend="triton"` could not be compiled or launched.
 
-    The message names the version of Triton and the cause, which is chained.
+    The message names the Triton version and the cause, which is also chained.
     """
 
 
 class KernelWarning(UserWarning):
-    """A GPU kernel cannot be used, so `backend="auto"` filters through torch: more slowly, with the same results.
+    """A GPU kernel is unavailable, so `backend="auto"` falls back to torch: slower, with the same results.
 
-    Issued once for each cause. `warnings.simplefilter("ignore", membydesign.KernelWarning)` silences it, and `"error"`
+    Issued once per cause. `warnings.simplefilter("ignore", membydesign.KernelWarning)` silences it, and `"error"`
     instead of `"ignore"` turns it into an exception.
     """
 
 
-def did_you_mean(given: str, names: Iterable[str]) -> str:
-    """Ends an error about an unknown name with the nearest that exists; empty if none is near.
+def check_whole_number(name: str, value: object, least: int) -> int:
+    """Return `value` if it is an integer of at least `least`; otherwise raise a ValueError that names the argument."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def did_you_mean(unknown: str, names: Iterable[str]) -> str:
+    """Suggest the closest known name, as the ending of an error about an unknown one; empty if none is close.
 
     Example:
         >>> did_you_mean("bse", ["base", "update"])
         " (did you mean 'base'?)"
     """
     lower = {name.lower(): name for name in names}  # people write KDA and RetNet
-    near = get_close_matches(given.lower(), list(lower), n=1)
-    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
+    close = get_close_matches(unknown.lower(), list(lower), n=1)
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""

@@ -1,7 +1,7 @@
-"""The pip command that hints and errors recommend, stated once.
+"""The pip command that hints and errors recommend.
 
-The package is on no package index, so a hint must name the place that this copy was installed from. Installers record
-it (PEP 610, `direct_url.json`): a checkout, a wheel file or a Git URL. A copy from an index has no such record.
+The package is not on a package index, so the command must name where this copy was installed from. Installers record
+that (PEP 610, `direct_url.json`): a checkout, a wheel file or a Git URL. A copy from an index has no such record.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.request import url2pathname
 
 NAME = "memory-by-design"
 CHECKOUT = f"/path/to/{NAME}"
-"""How messages that are read on other machines, and the docs, name a checkout."""
+"""Placeholder for a checkout in the docs, and in messages read on other machines."""
 
 
 def install_hint(extra: str = "") -> str:
-    """The command that installs this copy of the package with an extra.
+    """Return the command that installs this copy of the package with an extra.
 
     Example:
         >>> install_hint("models")  # doctest: +SKIP
@@ -29,13 +29,13 @@ def install_hint(extra: str = "") -> str:
 
 
 def portable_install_hint(extra: str = "") -> str:
-    """The same for a message that is read on another machine: a path of this one means nothing there."""
+    """Return the same command for a message read on another machine, without local paths."""
     source, editable = _source()
     return _command(CHECKOUT, False, extra) if _is_path(source) else _command(source, editable, extra)
 
 
 def _source() -> tuple[str, bool]:
-    """What pip installs, and whether in place."""
+    """Return what pip installs, and whether it is an editable install."""
     try:
         record = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:  # imported from a checkout that is not installed
@@ -57,6 +57,6 @@ def _is_path(source: str) -> bool:
 
 
 def _command(source: str, editable: bool, extra: str) -> str:
-    wanted = f"[{extra}]" if extra else ""
-    requirement = f"{source}{wanted}" if source == NAME or _is_path(source) else f"{NAME}{wanted} @ {source}"
+    extras = f"[{extra}]" if extra else ""
+    requirement = f"{source}{extras}" if source == NAME or _is_path(source) else f"{NAME}{extras} @ {source}"
     return f"pip install {'--editable ' if editable else ''}{shlex.quote(requirement)}"

@@ -1,18 +1,18 @@
-r"""Matrix products in full float32, whatever torch is allowed to do with other products.
+r"""Matrix products in full float32 precision, whatever precision torch may use for other products.
 
-`torch.set_float32_matmul_precision("high")` and its relatives let a GPU multiply float32 numbers in TF32, with 10 bits
-of mantissa, and a CPU in bfloat16. That suits the weights of a network. A filter subtracts covariances of almost equal
-size, and so loses digits that it does not have then: all its products are taken here.
+`torch.set_float32_matmul_precision("high")` and similar settings let a GPU multiply float32 matrices in TF32, with 10
+bits of mantissa, and a CPU in bfloat16. That is fine for the weights of a network, but a filter subtracts covariances
+of almost equal size and cannot afford the lost digits: it computes all products with the functions of this module.
 
-The setting belongs to the process, not to a thread or a stream. It is changed while a product is launched and put back
-at once; a lock and a count of holders keep filters in several threads from undoing each other's change. Where torch
-rounds nothing, which is its default, a product is a plain `a @ b` and nothing is changed.
+The setting is global to the process, not to a thread or a stream. It is changed while a product is launched and
+restored immediately; a lock and a count of holders keep filters in several threads from undoing each other's change. If
+torch does not round, which is its default, a product is a plain `a @ b` and no setting is touched.
 
-Gradients are products too, and come later, on threads of autograd: `product`, `cholesky` and `solve_lower` have a
-backward that calls them again. A setting that is loosened between forward and backward is not noticed by products that
-were plain in forward. torch.compile traces the three as opaque operators, since a graph cannot change the setting; it
-compiles again when the setting of CUDA changes; a change of the
-setting of CPUs alone needs `torch.compiler.reset()`.
+Gradients are products too, computed later on autograd's threads: the backward passes of `product`, `cholesky` and
+`solve_lower` call these functions again. If the setting is loosened between forward and backward, products that were
+plain in forward do not notice. torch.compile traces the three as opaque operators, because a graph cannot change the
+setting. It recompiles when the CUDA setting changes; after a change of the CPU setting alone, call
+`torch.compiler.reset()`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKENDS = {"cuda": "cuda", "cpu": "mkldnn", "xpu": "mkldnn"}
-"""Which library multiplies on which kind of device; others round nothing."""
+"""Library that multiplies on each device type; other devices do not round."""
 
 _BY_BACKEND = hasattr(torch.backends.cuda.matmul, "fp32_precision")
-"""Whether each library has a setting of its own (since PyTorch 2.9), or all share one."""
+"""Whether each library has its own setting (since PyTorch 2.9), or all share one."""
 
 _lock = threading.Lock()
 _holders = 0
 _changes = 0
-"""Odd while the setting is changed: who reads the same even number before and after the setting has read the user's."""
+"""Odd while the setting is changed. Reading the same even number before and after a read of the setting proves that the
+value read is the user's."""
 
 _before: tuple[str | None, dict[str, str]] = (None, {})
-"""What was set before the first holder changed it."""
+"""User's setting, saved by the first holder."""
 
 
 class _Here(threading.local):
-    """What each thread knows of itself: how many `full_precision` it is inside of."""
+    """Thread-local nesting depth of `full_precision`."""
 
     depth = 0
 
@@ -51,13 +52,13 @@ _here = _Here()
 
 
 def rounds(kind: str) -> bool:
-    """Whether torch may round the factors of float32 products on a kind of device ("cuda", "cpu", ...)."""
+    """Whether torch may round the factors of float32 products on a device type ("cuda", "cpu", ...)."""
     backend = BACKENDS.get(kind)
     if backend is None:
         return False
     changes = _changes
     setting = _setting(backend)
-    if changes % 2 or changes != _changes:  # rare, so the lock is: another filter multiplies
+    if changes % 2 or changes != _changes:  # rare, so a lock is affordable: another filter is multiplying
         with _lock:
             setting = _before[1][backend] if _holders else _setting(backend)
     return setting not in ("ieee", "none")
@@ -67,7 +68,7 @@ rounds._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAcc
 
 
 class full_precision:
-    """A context in which torch rounds no float32 products on a kind of device, in this thread or those it waits for."""
+    """Context manager that keeps torch from rounding float32 products on a device type."""
 
     def __init__(self, kind: str) -> None:
         self.changes = rounds(kind)
@@ -84,7 +85,7 @@ class full_precision:
         _here.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        """Put the setting back, if this was the last holder."""
+        """Restore the setting if this was the last holder."""
         global _holders, _changes
         _here.depth -= 1
         if not self.changes:
@@ -97,21 +98,21 @@ class full_precision:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of matrices [..., n, k] and [..., k, m], as `a @ b` has it."""
+    """Multiply matrices [..., n, k] and [..., k, m], like `a @ b`."""
     if not _guarded(a):
         return a @ b
     return _PRODUCT(a, b) if torch.compiler.is_compiling() else _Product.apply(a, b)
 
 
 def cholesky(a: Tensor) -> tuple[Tensor, Tensor]:
-    """L with a = L Lᵀ, and the order of the first minor that is not positive, or 0: `torch.linalg.cholesky_ex`."""
+    """Compute L with a = L Lᵀ, and the order of the first minor that is not positive, or 0, like `cholesky_ex`."""
     if not _guarded(a):
         return torch.linalg.cholesky_ex(a)
     return _CHOLESKY(a) if torch.compiler.is_compiling() else _Cholesky.apply(a)
 
 
 def solve_lower(a: Tensor, b: Tensor, *, unitriangular: bool = False) -> Tensor:
-    """a⁻¹ b for lower triangles a and matrices b of the same leading shape."""
+    """Compute a⁻¹ b for lower-triangular a and matrices b of the same leading shape."""
     if not _guarded(a):
         return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=unitriangular)
     return (_SOLVE if torch.compiler.is_compiling() else _Solve.apply)(a, b, unitriangular)
@@ -120,7 +121,7 @@ def solve_lower(a: Tensor, b: Tensor, *, unitriangular: bool = False) -> Tensor:
 def _guarded(x: Tensor) -> bool:
     if x.dtype != torch.float32:
         return False
-    # Dynamo neither reads a thread's own data nor needs to: no graph is traced inside of `full_precision`.
+    # Dynamo cannot read thread-local data and need not: no graph is traced inside of `full_precision`.
     if not torch.compiler.is_compiling() and _here.depth:
         return False
     return rounds(x.device.type)
@@ -135,17 +136,17 @@ _LIBRARIES: dict[str, Any] = {
 
 
 def _setting(backend: str) -> str:
-    """The precision of a library: "ieee", "none" (nobody asked for less), "tf32" or "bf16"."""
+    """Return the precision of a library: "ieee", "none" (not set), "tf32" or "bf16"."""
     if _BY_BACKEND:
         return _LIBRARIES[backend].fp32_precision
     return {"highest": "ieee", "high": "tf32", "medium": "bf16"}[torch.get_float32_matmul_precision()]
 
 
 def _tightened() -> tuple[str | None, dict[str, str]]:
-    """Forbid any rounding; returns what was set, for `_put_back`."""
+    """Forbid rounding and return the previous setting, for `_put_back`."""
     settings, shared = {name: _setting(name) for name in _LIBRARIES}, None
     try:
-        # The older setting goes along, because torch raises where the two disagree: here if the user mixed them.
+        # Change the older setting too, because torch raises if the two disagree; it raises here if the user mixed them.
         shared = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
     except RuntimeError:
@@ -161,7 +162,7 @@ def _put_back(shared: str | None, settings: dict[str, str]) -> None:
         torch.set_float32_matmul_precision(shared)
     if _BY_BACKEND:
         for name, value in settings.items():
-            _LIBRARIES[name].fp32_precision = "none"  # which takes `torch.backends.fp32_precision`
+            _LIBRARIES[name].fp32_precision = "none"  # inherits `torch.backends.fp32_precision`
             if _LIBRARIES[name].fp32_precision != value:
                 _LIBRARIES[name].fp32_precision = value
 
@@ -229,7 +230,7 @@ def _remember_solve(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tenso
 
 
 class _Solve(torch.autograd.Function):
-    """`_solved` with a gradient whose product is taken here; torch's own is a plain product."""
+    """`_solved` with a gradient in full precision; torch's own uses a plain product."""
 
     generate_vmap_rule = True
 
@@ -263,7 +264,7 @@ def _remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tens
 
 
 class _Cholesky(torch.autograd.Function):
-    """`_factored` with a gradient whose products are taken here."""
+    """`_factored` with a gradient in full precision."""
 
     generate_vmap_rule = True
 
@@ -304,7 +305,7 @@ def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None = None) -> T
 def _operator(
     name: str, run: Callable[..., Any], remember: Callable[..., None], gradients: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A torch operator that a compiler does not look into. `run` itself serves for the shapes of its results."""
+    """Register a torch operator that is opaque to the compiler. `run` also infers the shapes of its results."""
     operator = torch.library.custom_op(f"membydesign::{name}", run, mutates_args=())
     operator.register_fake(run)
     operator.register_autograd(gradients, setup_context=remember)

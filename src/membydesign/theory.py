@@ -1,10 +1,10 @@
-r"""The paper's closed forms, as functions: what a propagated covariance does, predicted before any simulation.
+r"""The paper's closed forms as functions: what a propagated covariance does, predicted without simulation.
 
-All are for unit-norm keys and, unless they say otherwise, for memory that does not fade ($A_t = I$) with constant
-variances $\ell^2$ (`process_noise`) and $r^2$ (`write_noise`). $\rho = k_A^\top k_B$ is the overlap of two keys;
-barred variances are predicted ($\bar\sigma^2 = k^\top \bar P k$), plain ones posterior ($\sigma^2 = k^\top P k$).
+All assume unit-norm keys and, unless stated otherwise, memory that does not decay ($A_t = I$) and constant variances
+$\ell^2$ (`process_noise`) and $r^2$ (`write_noise`). $\rho = k_A^\top k_B$ is the overlap of two keys; barred variances
+are predicted ($\bar\sigma^2 = k^\top \bar P k$), plain ones posterior ($\sigma^2 = k^\top P k$).
 
-Numbers go in and come out as floats. Covariances, keys and read-outs are tensors.
+Scalars are floats. Covariances, keys and read-outs are tensors.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def reset_gain(prior_variance: float, write_noise: float, squared_norm: float = 
 
 
 def write_noise_of_gate(gate: Tensor, k: Tensor, prior_variance: Tensor | float = 1.0) -> Tensor:
-    r"""The write noise that gives a delta rule its gate, $\eta = \beta$: $r^2 = \lambda(1/\beta - \lVert k\rVert^2)$.
+    r"""The write noise at which a delta rule has gate $\eta = \beta$: $r^2 = \lambda(1/\beta - \lVert k\rVert^2)$.
 
     A delta rule states its write strength β directly. A gate with $\beta \lVert k\rVert^2 \ge 1$ reaches or overshoots
-    the written value, which no observation noise explains; it is refused. A sigmoid gate can saturate to 1, sooner in
-    half precision: clamp it below $1/\lVert k\rVert^2$.
+    the written value, which no observation noise can explain; it raises an error. A sigmoid gate can saturate to 1,
+    sooner in half precision: clamp it below $1/\lVert k\rVert^2$.
 
     Args:
         gate: β, [...].
@@ -77,7 +77,7 @@ def trust(prior_variance: float, write_noise: float) -> float:
 
 
 def same_key_predicted_variance(process_noise: float, write_noise: float) -> float:
-    r"""Where the predicted variance along a key settles when only that key is written.
+    r"""The stationary predicted variance along a key when only that key is written.
 
     The positive root of $x^2 - \ell^2 x - r^2\ell^2 = 0$,
     $\bar\sigma_\infty^2 = \tfrac12\bigl(\ell^2 + \sqrt{\ell^4 + 4 r^2 \ell^2}\bigr)$.
@@ -87,14 +87,14 @@ def same_key_predicted_variance(process_noise: float, write_noise: float) -> flo
 
 
 def same_key_posterior_variance(process_noise: float, write_noise: float) -> float:
-    r"""Where the posterior variance settles: $\sigma_\infty^2 = \bar\sigma_\infty^2 - \ell^2$.
+    r"""The stationary posterior variance, $\sigma_\infty^2 = \bar\sigma_\infty^2 - \ell^2$.
 
     It satisfies $\sigma_\infty^2(\sigma_\infty^2 + \ell^2) = r^2\ell^2$.
     """
     if process_noise == 0:
-        return 0.0  # without drift, repeated writes leave no doubt
+        return 0.0  # without drift, repeated writes remove all uncertainty
     predicted = same_key_predicted_variance(process_noise, write_noise)
-    return write_noise * process_noise / predicted  # the same number, without the cancellation
+    return write_noise * process_noise / predicted  # equal, without the cancellation
 
 
 def steady_gain(process_noise: float, write_noise: float) -> float:
@@ -116,11 +116,11 @@ def steady_gain_fast_drift(process_noise: float, write_noise: float) -> float:
     return 1 - write_noise / process_noise
 
 
-# --- Writing one key, watching another (Proposition 3) ---
+# --- Writing one key, observing another (Proposition 3) ---
 
 
 class CrossKeyBalance(NamedTuple):
-    r"""What one write along $k_A$ does to the uncertainty along $k_B$.
+    r"""The effect of one write along $k_A$ on the uncertainty along $k_B$.
 
     Attributes:
         change: $\Delta_B = k_B^\top P_t k_B - k_B^\top P_{t-1} k_B = \ell^2 - \text{contraction}$.
@@ -156,7 +156,7 @@ def cross_key_balance(
     Args:
         predicted_covariance: $\bar P_t = P_{t-1} + \ell^2 I$, [D,D].
         k_A: the written key, [D].
-        k_B: the watched key, [D].
+        k_B: the observed key, [D].
         process_noise: $\ell^2$.
         write_noise: $r^2$.
     """
@@ -194,7 +194,7 @@ def boundary_gain(overlap: float, write_noise: float, variance_B: float, varianc
 
 
 BOUNDARY_GAIN_CEILING = 1.0
-r"""The limit of `boundary_gain` as $\bar\sigma_\perp^2 \to \infty$: a first write that replaces what it finds."""
+r"""The limit of `boundary_gain` as $\bar\sigma_\perp^2 \to \infty$: the first write replaces the old value."""
 
 
 def warped_key_angle(overlap: float, variance_B: float, variance_perp: float) -> float:
@@ -218,7 +218,7 @@ def warped_key_angle_limit(overlap: float) -> float:
     return math.asin(abs(overlap))
 
 
-# --- What panel (a) of the collision figure settles at ---
+# --- Plateaus of panel (a) of the collision figure ---
 
 
 def pairwise_retrieval(target: float, distractor: float) -> float:
@@ -236,7 +236,7 @@ r"""$(1 + e^{-1})^{-1} \approx 0.731$: retrieval when the read-out at $k_B$ has 
 
 
 def delta_plateau(a0: Tensor, b0: Tensor, v_A: Tensor, overlap: float) -> Tensor:
-    r"""Where a delta rule's read-out at $k_B$ settles under endless writes of A: $b_\infty = b_0 - \rho(a_0 - v_A)$.
+    r"""The limit of a delta rule's read-out at $k_B$ under endless writes of A: $b_\infty = b_0 - \rho(a_0 - v_A)$.
 
     Args:
         a0: the read-out at $k_A$ before those writes, [M].
@@ -245,7 +245,7 @@ def delta_plateau(a0: Tensor, b0: Tensor, v_A: Tensor, overlap: float) -> Tensor
         overlap: $\rho$.
 
     Returns:
-        $b_\infty$, [M], whatever the constant gain in (0, 1).
+        $b_\infty$, [M], for any constant gain in (0, 1).
     """
     return b0 - overlap * (a0 - v_A)
 
@@ -262,7 +262,7 @@ def bayesian_plateau(
     write_noise: float,
     tolerance: float = 1e-15,
 ) -> Tensor:
-    r"""Where the Bayesian Layer's read-out at $k_B$ settles under endless writes of $(k_A, v_A)$.
+    r"""The limit of the Bayesian Layer's read-out at $k_B$ under endless writes of $(k_A, v_A)$.
 
     $$b_\infty = b_0 + \sum_{s\ge1} \eta_s^B \Bigl(\prod_{j<s}(1-\eta_j^A)\Bigr)(v_A - a_0),$$
 
@@ -277,9 +277,9 @@ def bayesian_plateau(
         v_A: the value written, [M].
         k_A: the written key, unit norm, [D].
         k_B: the queried key, unit norm, [D].
-        process_noise: $\ell^2 > 0$, without which the sum converges too slowly to be taken term by term.
+        process_noise: $\ell^2 > 0$; at 0 the series would converge too slowly to be summed term by term.
         write_noise: $r^2$.
-        tolerance: the series stops when the product falls below it.
+        tolerance: threshold of the product at which the series is truncated.
 
     Returns:
         $b_\infty$, [M].
@@ -305,7 +305,7 @@ def bayesian_plateau(
 
 
 def capacity(D: int) -> int:
-    r"""How many associations a read-out $\hat v = M^\top k$ can hold exactly, whatever the update: D (Remark 2)."""
+    r"""The number of associations a read-out $\hat v = M^\top k$ can hold exactly, for any update: D (Remark 2)."""
     return D
 
 
