@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 import membydesign as mbd
-from closeness import assert_close
+from membydesign.testing import assert_close
 from problems import random_belief, random_problem
 
 OPERATIONS = {

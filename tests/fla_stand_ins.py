@@ -1,7 +1,7 @@
 """Functions with the names, arguments and conventions of flash-linear-attention 0.6, as loops written from its docs.
 
-They let the way to its kernels be tested where there is no GPU. tests/ops/test_fla.py compares them with that library's
-own references, and their arguments with its real functions, where it is installed.
+They let the way to its kernels be tested where there is no GPU. tests/filter/test_fla.py compares them with that
+library's own references, and their arguments with its real functions, where it is installed.
 """
 
 from __future__ import annotations

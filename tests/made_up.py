@@ -5,7 +5,8 @@ from base64 import b64decode
 from dataclasses import dataclass
 from pathlib import Path
 
-from membydesign.experiments import record
+from membydesign.reports import record
+from membydesign.reports.comparison import About, Bound, Comparison, lowest, rising
 
 TRICKY = 'a < b & c | d, *e* _f_ __g__ `h` [i](j) \\k ~l~ &amp; <b>"m"</b> # n\'s #'
 """All of these are plain text."""
@@ -26,12 +27,12 @@ def outcome(ours: float = 0.43) -> record.Outcome:
     return record.Outcome(
         Config(),
         [
-            record.Comparison(HOLDS, "margin", 0.43, 0.4266, 0.005),
-            record.Comparison(HOLDS, "crossing", "never", "never", 0),
-            record.About(HOLDS, "accuracy (%)", 88, 87.4, 2),
-            record.Bound(HOLDS, "margin at ρ = 0.95", "> 0", ours),
-            record.lowest(HOLDS, "loss at n/D = 16", "Bayesian Layer", LOSSES, margin=0.05),
-            record.rising(FAILS, TRICKY, ["KDA", "Bayesian Layer", "A|B"], LOSSES),
+            Comparison(HOLDS, "margin", 0.43, 0.4266, 0.005),
+            Comparison(HOLDS, "crossing", "never", "never", 0),
+            About(HOLDS, "accuracy (%)", 88, 87.4, 2),
+            Bound(HOLDS, "margin at ρ = 0.95", "> 0", ours),
+            lowest(HOLDS, "loss at n/D = 16", "Bayesian Layer", LOSSES, margin=0.05),
+            rising(FAILS, TRICKY, ["KDA", "Bayesian Layer", "A|B"], LOSSES),
         ],
         {"curve": [1.0, float("nan")]},
         ["Plain `k_B < 1`, **bold** and [a link](https://example.org/?a=1&b=2), 1 < 2.", "A [file](report.md).\nMore."],

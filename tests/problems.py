@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import membydesign as mbd
-from membydesign import Belief, DesignModel, Filtered, catalogue
+from membydesign import Belief, DesignModel, catalogue
+from membydesign.testing import Problem, random_problem
+
+__all__ = [
+    "DESIGNS",
+    "EXACT_DESIGNS",
+    "REMOVAL",
+    "RULES",
+    "TRANSITIONS",
+    "Problem",
+    "random_belief",
+    "random_problem",
+    "removal_rule",
+]
 
 TRANSITIONS = {
     "identity": mbd.Identity(),
@@ -50,66 +60,6 @@ assert set(catalogue.values()) <= {
 }, "a catalogue row is not covered"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Arguments of `filter_sequence` for one design."""
-
-    design: DesignModel
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    parameters: dict[str, Tensor]
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def filter(self, **options) -> Filtered:
-        return mbd.filter_sequence(self.design, self.q, self.k, self.v, **self.parameters, **self.options, **options)
-
-    def step(self, belief: Belief, t: int) -> tuple[Tensor, Belief]:
-        now = {name: x[:, t] for name, x in self.parameters.items()}
-        return mbd.filter_step(self.design, belief, self.q[:, t], self.k[:, t], self.v[:, t], **now)
-
-    def map(self, f) -> Problem:
-        return replace(
-            self, q=f(self.q), k=f(self.k), v=f(self.v), parameters={n: f(x) for n, x in self.parameters.items()}
-        )
-
-    def between(self, start: int, end: int) -> Problem:
-        return self.map(lambda x: x[:, start:end])
-
-
-def random_problem(
-    design: DesignModel,
-    *,
-    B: int = 2,
-    T: int = 7,
-    H: int = 2,
-    D: int = 4,
-    M: int = 4,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-) -> Problem:
-    """Keys of about unit norm, variances between 0.05 and 2, decays between 0.6 and 1, any angle."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
-
-    sizes = {"": (), "D": (D,), "D/2": (D // 2,), "G": (design.write.groups,), "M": (M,)}
-    ranges = {"log_decay": (-0.5, 0.0), "angle": (-3.1, 3.1)}
-    parameters = {}
-    for parameter in design.step_parameters:
-        shape = (B, T, H, *sizes[parameter.last_axis])
-        if parameter.name in ranges:
-            parameters[parameter.name] = uniform(*ranges[parameter.name], *shape)
-        else:
-            parameters[parameter.name] = uniform(-3.0, 0.7, *shape).exp()
-    problem = Problem(design, normal(B, T, H, D), normal(B, T, H, D) / D**0.5, normal(B, T, H, M), parameters)
-    return problem.map(lambda x: x.to(dtype))
-
-
 def random_belief(design: DesignModel, *, B: int = 2, H: int = 2, D: int = 4, M: int = 4, seed: int = 1) -> Belief:
     """A belief that somebody might hand over: a full mean and, where there is one, a full covariance."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,6 +68,19 @@ def random_belief(design: DesignModel, *, B: int = 2, H: int = 2, D: int = 4, M:
     if prior.covariance is None:
         return Belief(mean)
     noise = torch.randn(prior.covariance.shape, generator=generator, dtype=torch.float64)
-    if noise.ndim == mean.ndim:
-        return Belief(mean, 0.1 + noise.square())
+    if isinstance(prior, mbd.DiagonalBelief):
+        return mbd.DiagonalBelief(mean, 0.1 + noise.square())
     return Belief(mean, noise @ noise.mT / D + 0.1 * torch.eye(D, dtype=torch.float64))
+
+
+REMOVAL = DesignModel(mbd.DecayAndRemoval(), mbd.LatentInput(), mbd.MeanOnly())
+"""RWKV-7's memory."""
+
+
+def removal_rule(log_decay, removal_key, removal, k, v, q, *, initial=None, **options):
+    """Outputs and memory of RWKV-7's recurrence with a noiseless write."""
+    parameters = {"log_decay": log_decay, "removal_key": removal_key, "removal": removal}
+    initial = None if initial is None else mbd.Belief(initial)
+    noiseless = {"prior_variance": 1.0, "write_noise": 0.0}
+    out = mbd.filter_sequence(REMOVAL, q, k, v, **parameters, **noiseless, initial=initial, **options)
+    return out.output, out.belief.mean

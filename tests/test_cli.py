@@ -42,7 +42,10 @@ def test_the_catalogue_lists_every_design():
 
 @pytest.mark.parametrize("name", catalogue)
 def test_the_catalogue_describes_one_design(name):
-    assert mbd("catalogue", name).output.strip() == str(catalogue[name].describe())
+    description = str(catalogue[name].describe())
+    text = mbd("catalogue", name).output.strip()
+    assert text.startswith(f"{description}\n  kernels ")
+    assert "loop over tokens" in text.removeprefix(description)
 
 
 def test_the_catalogue_for_other_programs():

@@ -16,7 +16,7 @@ import torch
 
 import membydesign
 from membydesign import theory
-from membydesign.cli.catalogue_page import catalogue_page
+from membydesign.cli.catalogue import catalogue_page
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(

@@ -1,11 +1,13 @@
 """What a release says of itself agrees in all the places that say it."""
 
+import importlib.metadata
 import importlib.util
 import re
 import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 import membydesign
@@ -73,3 +75,52 @@ def test_an_unpinned_package_is_reported(resolve, monkeypatch, tmp_path):
     assert resolve.disagreements() == [
         "lock.txt: expected the versions of constraints.txt, got [('triton', '1.0')]",
     ]
+
+
+def test_users_get_ranges():
+    """A pin in the package itself would forbid its users every other version, also those with fixes."""
+    project = requirements()
+    assert len(project) > 20
+    for requirement in project:
+        specifiers = Requirement(requirement).specifier
+        assert all(one.operator in (">=", ">", "<", "<=", "!=", "~=") for one in specifiers), requirement
+
+
+def requirements() -> list[str]:
+    """What the built package requires, with all of its extras."""
+    metadata = importlib.metadata.requires("memory-by-design")
+    section = re.search(r"(?ms)^\[project\.optional-dependencies\]\n(.*?)\n\n", text("pyproject.toml"))
+    assert section is not None
+    assert metadata is not None
+    without_comments = re.sub(r"#.*$", "", section[1], flags=re.MULTILINE)
+    return [*metadata, *re.findall(r'"([^"]+)"', without_comments)]
+
+
+def test_actions_are_named_by_commit_and_have_few_permissions():
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        content = workflow.read_text(encoding="utf-8")
+        used = re.findall(r"uses: (\S+)(.*)", content)
+        assert used
+        for action, comment in used:
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
+            assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{action}: say which version it is"
+        assert "\npermissions: {}\n" in content
+        assert set(re.findall(r"^      (\S+): write$", content, re.MULTILINE)) <= {"id-token"}
+
+
+def test_the_lock_has_a_hash_of_everything_that_is_installed(resolve):
+    lock = text("requirements-dev.txt")
+    blocks = re.split(r"\n(?=[a-z0-9-]+==)", lock)[1:]
+    assert len(blocks) == len(resolve.pins(lock))
+    for block in blocks:
+        assert "--hash=sha256:" in block
+    assert "hatchling" in dict(resolve.pins(lock)), "an installation without build isolation needs it"
+
+
+def test_the_makefile_installs_with_hashes_and_without():
+    make = text("Makefile")
+    assert "--require-hashes --requirement requirements-dev.txt" in make
+    assert "--constraint constraints.txt --editable '.[dev]'" in make
+    assert "make package HASHES=1" in text(".github/workflows/release.yml")
+    for file in re.findall(r"\]\(((?:tests|docs)/[^)#]+)", text("SECURITY.md")):
+        assert (ROOT / file).is_file(), file

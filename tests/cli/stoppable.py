@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 
 from membydesign.cli import main
-from membydesign.experiments.record import Outcome
+from membydesign.reports.record import Outcome
 from membydesign.training import Run, TrainSettings, train
 from training.problem import batch_of, losses_of, model
 
@@ -44,8 +44,8 @@ def runs(seeds: int = Seeds.seeds) -> list[Run]:
     return [Run(f"seed{seed}", Seed(seed), work) for seed in range(seeds)]
 
 
-def run(config: Seeds, workspace) -> Outcome:
-    return Outcome(config, [], workspace.sweep(runs(config.seeds)))
+def run(config: Seeds, context) -> Outcome:
+    return Outcome(config, [], context.sweep(runs(config.seeds)))
 
 
 def plot(_outcome, _directory) -> dict:

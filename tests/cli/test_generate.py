@@ -1,6 +1,7 @@
 """`mbd generate`, as a user types it."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -191,3 +192,49 @@ class TestMistakes:
             result = CliRunner().invoke(app, command)
             assert result.exit_code == 2
             assert f"transformers, which is not installed: {install_hint('models')}" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["generate {} Once", "evaluate niah {}", "evaluate perplexity {}"])
+@pytest.mark.parametrize("source", ["nowhere", "runs/nowhere", "./nowhere", "a/b/c", "hub:", "hub:a/b/c"])
+def test_a_folder_that_does_not_exist_is_named_at_once(command, source, tmp_path, monkeypatch):
+    def offline(*_words, **_options):
+        pytest.fail("the Hub was asked")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", offline)
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", offline)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    result = CliRunner().invoke(app, command.format(source).split())
+    assert result.exit_code == 2, result.output
+    error = " ".join(result.stderr.split())
+    assert "got no such folder" in error or "expected hub:NAME or hub:OWNER/NAME" in error
+    assert "hub:" in error
+
+
+def test_names_on_the_hub(monkeypatch, tmp_path):
+    asked = []
+
+    def offline(name, **options):
+        asked.append((name, options))
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", offline)
+    monkeypatch.chdir(tmp_path)
+    assert "no folder somebody/a-model here; looking for it on the Hug" in mbd("somebody/a-model", "x", code=2).stderr
+    mbd("hub:a-model", "x", code=2)
+    (tmp_path / "runs").mkdir()
+    mbd("hub:runs/a-model", "x", code=2)
+    assert asked == [(name, {"trust_remote_code": False}) for name in ("somebody/a-model", "a-model", "runs/a-model")]
+
+
+def test_odd_folders_are_refused_with_a_message(model, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(model, copy)
+    for name in ("config.json", "tokenizer_config.json"):
+        whole = (copy / name).read_text()
+        for text in ("[" * 100_000, "[]", "1"):
+            (copy / name).write_text(text)
+            assert "mbd: no " in mbd(copy, "x", "-n", 1, code=2).stderr
+        (copy / name).write_text(whole)
+    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+    assert "convert it once: python -c" in mbd(copy, "x", code=2).stderr

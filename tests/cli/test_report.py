@@ -97,3 +97,34 @@ def test_mistakes_are_explained(results, tmp_path):
     corrupt.write_text("{")
     for more in ([], ["--json"], ["--out", tmp_path / "page"]):
         assert f"{corrupt}: expected a result of mbd reproduce" in mbd(results, *more, code=2).stderr
+
+
+def test_links_out_of_a_result_are_not_followed(results, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("the secret of another user")
+    figure = results / "one" / "loss (a).png"
+    figure.unlink()
+    figure.symlink_to(secret)
+    assert "expected a file in" in mbd(results, "--out", tmp_path / "page", code=2).stderr.replace("\n", " ")
+    assert not (tmp_path / "page").exists()
+    figure.unlink()
+    (results / "one" / "metrics.json").rename(tmp_path / "metrics.json")
+    (results / "one" / "metrics.json").symlink_to(tmp_path / "metrics.json")
+    assert "metrics.json: expected a file in" in mbd(results, code=2).stderr.replace("\n", " ")
+
+
+def test_pages_are_not_written_through_links(results, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    page = tmp_path / "page"
+    page.mkdir()
+    for name in ("report.md", "report.html"):
+        (page / f"{name}.partial").symlink_to(victim)
+    mbd(results, "--out", page)
+    assert victim.read_text() == "precious"
+    assert not (page / "report.html").is_symlink()
+
+
+def test_nested_metrics_are_refused(results):
+    (results / "one" / "metrics.json").write_text("[" * 100_000)
+    assert "metrics.json: expected a result of mbd reproduce" in mbd(results, code=2).stderr.replace("\n", " ")

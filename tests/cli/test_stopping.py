@@ -99,7 +99,7 @@ class StoppedSweep:
 
 def steps_saved(out: Path) -> dict[str, int]:
     """The step of the newest checkpoint of each run that has one."""
-    found = {folder.name: checkpoint.found(folder) for folder in out.glob("runs/*")}
+    found = {folder.name: checkpoint.complete_checkpoints(folder) for folder in out.glob("runs/*")}
     return {name: json.loads((paths[-1] / "place.json").read_text())["step"] for name, paths in found.items() if paths}
 
 
@@ -169,10 +169,10 @@ def said_by(result) -> str:
 @pytest.mark.parametrize(
     ("words", "long"),
     [
-        (["catalogue"], "membydesign.cli.catalogue.state_formula"),
-        (["bench", "--only", "speed"], "membydesign.cli.bench.command.page.version_of"),
+        (["catalogue"], "membydesign.cli.catalogue.show_table"),
+        (["bench", "--only", "speed"], "membydesign_bench.run.page.version_of"),
         (["report", "."], "membydesign.cli.report.record.read"),
-        (["reproduce", "collision"], "membydesign.experiments.collision.run"),
+        (["reproduce", "collision"], "membydesign.experiments.collision.run.run"),
     ],
 )
 def test_any_command_ends_with_one_line(words, long, error, monkeypatch, tmp_path):
@@ -187,7 +187,7 @@ def test_any_command_ends_with_one_line(words, long, error, monkeypatch, tmp_pat
 @pytest.mark.parametrize(("given", "added"), [([], ["--resume"]), (["--resume"], [])])
 def test_the_command_that_resumes_has_every_word(given, added, monkeypatch, tmp_path):
     words = ["reproduce", "recall", "--preset", "smoke", *given, "--out", str(tmp_path / "with space")]
-    monkeypatch.setattr("membydesign.experiments.recall.run", raises(KeyboardInterrupt()))
+    monkeypatch.setattr("membydesign.experiments.recall.run.run", raises(KeyboardInterrupt()))
     result = CliRunner().invoke(app, words, prog_name="mbd")
     assert result.exit_code == 130
     assert said_by(result) == f"mbd: stopped; to resume:\n  mbd {shlex.join([*words, *added])}\n"
@@ -195,7 +195,7 @@ def test_the_command_that_resumes_has_every_word(given, added, monkeypatch, tmp_
 
 def test_launched_processes_say_it_once(monkeypatch, tmp_path):
     words = ["reproduce", "recall", "--preset", "smoke", "--out", str(tmp_path)]
-    monkeypatch.setattr("membydesign.experiments.recall.run", raises(KeyboardInterrupt()))
+    monkeypatch.setattr("membydesign.experiments.recall.run.run", raises(KeyboardInterrupt()))
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = [said_by(CliRunner().invoke(app, words, env={"RANK": rank})) for rank in "01"]
     assert said == ["mbd: stopped; to resume, rerun the same `accelerate launch` command with --resume\n", ""]

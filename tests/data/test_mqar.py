@@ -232,7 +232,7 @@ class TestShortcuts:
     @pytest.mark.parametrize("sees", ["token", "token and position", "position and rewrites"])
     def test_a_table_of_labels_is_at_chance(self, kind, sees):
         def seen(examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
-            row, position = examples.asked.nonzero(as_tuple=True)
+            row, position = examples.queried.nonzero(as_tuple=True)
             token, rewrites = examples.input_ids[row, position], examples.rewrites[row, position]
             situation = {
                 "token": token,
@@ -294,8 +294,8 @@ class TestExamples:
         assert len(examples[10:13]) == 3
         assert examples.to(torch.int32).rewrites.dtype == torch.int32
         assert same(examples.to(torch.int32).to(torch.int64), examples)
-        assert torch.equal(examples.asked, examples.rewrites >= 0)
-        assert torch.equal(examples.asked.sum(1), torch.full((30,), 2))
+        assert torch.equal(examples.queried, examples.rewrites >= 0)
+        assert torch.equal(examples.queried.sum(1), torch.full((30,), 2))
 
 
 class TestBadArguments:

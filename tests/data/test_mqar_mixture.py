@@ -157,7 +157,7 @@ class TestBadArguments:
             ((), r"kinds: expected a tuple of at least one MQAR, got \(\)"),
             ([MQAR(16, 2)], r"kinds: expected a tuple .* got \[MQAR"),
             ((MQAR(16, 2), "base"), "kinds: expected a tuple .* 'base'"),
-            ((MQAR(16, 2, power=1), MQAR(16, 2, power=1.0)), "kinds: expected different ones, got "),
+            ((MQAR(16, 2, power=1), MQAR(16, 2, power=1.0)), "kinds: expected distinct kinds, got "),
             ((MQAR(16, 2), MQAR(16, 2, vocab_size=99)), r"kinds: expected one vocab_size, got \[8192, 99\]"),
         ],
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from membydesign.data.cuts import articles, whole
+from membydesign.data.splitting import articles, whole
 from membydesign.data.text import Corpus, HubText, JoinedText, PartOfText, PythonHelp, hub_text
 from membydesign.data.text_files import TextFiles
 from membydesign.evaluation.text import text_at
@@ -122,8 +122,8 @@ class TestFiles:
         ("files", "options", "message"),
         [
             ({"note.md": "x"}, {}, r"path: expected files \*.txt or .* in a folder, and .* has none"),
-            ({"a.txt": " \n", "b.jsonl": ""}, {}, "path: expected some text, and what is in .* is blank"),
-            ({"a.txt": b"caf\xe9"}, {}, "path: expected text in UTF-8, and .*a.txt is none at byte 3"),
+            ({"a.txt": " \n", "b.jsonl": ""}, {}, "path: expected text in .*, got blank files only"),
+            ({"a.txt": b"caf\xe9"}, {}, "path: expected text in UTF-8, got invalid UTF-8 at byte 3 of .*a.txt"),
             ({"a.jsonl": '{"text": "a"}\n{"text": '}, {}, "path: expected JSON in .*a.jsonl, line 2"),
             (
                 {"a.json": '[{"text": "a"}, {"body": "b"}]'},

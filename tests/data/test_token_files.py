@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from membydesign.data import token_files
-from membydesign.data.mapped import Writer, read_mapped, widen
+from membydesign.data.tensor_files import TensorFile, Writer
 from membydesign.data.text import PythonHelp
 from membydesign.data.token_files import TokenFile, cut_long, pack
 from text_problem import Texts, help_tokenizer
@@ -85,7 +85,7 @@ class TestPacking:
         small = pack(TEXTS, tokenizer, tmp_path / "16.safetensors")
         fits = pack(Texts.of("t1", f"t{2**16 - 1}"), words(2**16), tmp_path / "fits.safetensors")
         large = pack(Texts.of(f"t1 t{2**16}"), words(2**16 + 1), tmp_path / "32.safetensors")
-        assert [file.stored.dtype for file in (small, fits, large)] == [torch.int16, torch.int16, torch.int32]
+        assert [file.stored_as for file in (small, fits, large)] == ["U16", "U16", "U32"]
         assert tokens_of(fits) == [0, 1, 0, 2**16 - 1]
         assert tokens_of(large) == [0, 1, 2**16]
 
@@ -121,7 +121,7 @@ class TestFiles:
         assert len(texts.reads) == 3
         other = Texts.of("one", "three")
         assert tokens_of(pack(other, tokenizer, path)) == stream(tokenizer, other.texts)
-        assert tokens_of(first) == stream(tokenizer, texts.texts), "what is mapped stays as it was"
+        assert tokens_of(first) == stream(tokenizer, texts.texts), "what is open stays as it was"
         assert sorted(p.name for p in tmp_path.iterdir()) == ["bpe-600", "t.safetensors"]
 
     def test_a_run_that_breaks_leaves_what_was_there(self, tmp_path, tokenizer):
@@ -146,7 +146,7 @@ class TestFiles:
         file.check(tokenizer)
         file.check(tokenizer, TEXTS)
         with pytest.raises(
-            ValueError, match="^path: expected another file of tokens than .*: its tokenizer is .* anew"
+            ValueError, match="^path: expected a matching file of tokens, got .*: its tokenizer is .* again"
         ):
             file.check(help_tokenizer(tmp_path, 600))
         with pytest.raises(ValueError, match="^path: .*: its corpus is .*first document.*, not .*another"):
@@ -162,7 +162,7 @@ class TestFiles:
         ):
             path.write_bytes(content)
             with pytest.raises(
-                ValueError, match="^path: expected a file of tokens that this package wrote, and .* is none"
+                ValueError, match="^path: expected a file of tokens that this package wrote, and .* is not"
             ):
                 pack(TEXTS, tokenizer, path)
             assert path.read_bytes() == content
@@ -187,7 +187,7 @@ class TestFiles:
             pack(TEXTS, tokenizer, tmp_path / "t", most_tokens=0)
 
 
-class TestMapped:
+class TestTensorFiles:
     def test_tensors_in_pieces_and_in_all_types(self, tmp_path):
         path = tmp_path / "folder" / "file"
         large = torch.tensor([-(2**60), 2**60, 3])
@@ -198,9 +198,9 @@ class TestMapped:
             file.add("b", "I64", large[::2])
             file.add("c", "U32", torch.tensor([-1, 5], dtype=torch.int32))
             file.done(more=1)
-        found = read_mapped(path, "test")
+        found = TensorFile(path, "test")
         assert found.header == {"kind": "test", "long": "ö" * 1000, "more": 1, "sha256": found.header["sha256"]}
-        assert {name: widen(x).tolist() for name, x in found.tensors.items()} == {
+        assert {name: found.read(name).tolist() for name in found.entries} == {
             "a": [1, 2**16 - 1, 2**15],
             "b": [-(2**60), 2**60, 3, -(2**60), 3],
             "c": [2**32 - 1, 5],
@@ -222,9 +222,9 @@ class TestMapped:
             file._sizes["x"] = "I64", 8 * n
             file.done()
         before = _resident()
-        x = read_mapped(path, "test").tensors["x"]
-        assert len(x) == n
-        assert x[torch.tensor([3, n // 2, n - 1])].tolist() == [3, 0, 0]
+        x = TensorFile(path, "test")
+        assert x.length("x") == n
+        assert x.rows("x", 1, torch.tensor([3, n // 2, n - 1])).flatten().tolist() == [3, 0, 0]
         assert _resident() - before < 2**24
 
 

@@ -124,7 +124,7 @@ class TestTraining:
         assert not any(tmp_path.iterdir())
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "poem.txt").write_text("x")
-        with pytest.raises(ValueError, match="^folder: expected a new folder or .*, and .*mine is neither"):
+        with pytest.raises(ValueError, match="^folder: expected a new folder, or .*, and .*mine is neither"):
             train_tokenizer(Texts.of("ab ab"), 258, tmp_path / "mine")
         assert (tmp_path / "mine" / "poem.txt").exists()
 
@@ -180,6 +180,18 @@ class TestFitting:
             ValueError, match="^tokenizer: expected one with a BOS token, got .* set tokenizer.bos_token"
         ):
             bos_of(without)
+
+    def test_code_in_the_folder_of_a_tokenizer_is_not_run(self, tmp_path, monkeypatch):
+        ran = tmp_path / "ran"
+        (tmp_path / "trap.py").write_text(f"open({str(ran)!r}, 'w')\nclass Trap: pass\n")
+        config = {"tokenizer_class": "Trap", "auto_map": {"AutoTokenizer": ["trap.Trap", "trap.Trap"]}}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        config = {"model_type": "trap", "auto_map": {"AutoConfig": "trap.Trap"}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to Transformers' question
+        with pytest.raises(ValueError, match="^name: expected a tokenizer that can be read"):
+            load_tokenizer(tmp_path)
+        assert not ran.exists()
 
     def test_names_that_lead_nowhere(self, tmp_path, monkeypatch):
         with pytest.raises(ValueError, match="(?s)^name: expected a tokenizer that can be read, got '.*nothing'"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from membydesign.data.mapped import Writer
+from membydesign.data.tensor_files import Writer
 from membydesign.data.token_files import TokenFile
 from membydesign.data.windows import Windows
 

@@ -1,6 +1,8 @@
 """Designs: which have a meaning, what they say about themselves, and whether it is true."""
 
 import dataclasses
+import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -8,51 +10,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import membydesign as mbd
 from membydesign import DesignModel, catalogue
-from membydesign.ops.checks import check_inputs
-from membydesign.ops.recurrent import RULES
+from membydesign.filter.checks import check_inputs
 from problems import DESIGNS, random_problem
 
 
-class Renamed(mbd.Transition):
-    """A transition that asks for a parameter nobody hands over."""
+class Fading(mbd.Transition):
+    """A transition of somebody's own, whose parameter has a name of its own."""
 
-    step_parameters = (mbd.StepParameter("rate", "ρ"),)
+    step_parameters = (mbd.StepParameter("retention", "ρ", bound="[0, 1]"),)
 
     @property
     def matrix(self):
         return mbd.Equation("A", "A")
 
-    def apply(self, x, log_decay, angle):
+    def apply(self, x, step):
+        return step["retention"][..., None, None] * x
+
+
+class TwiceWriteNoise(mbd.Transition):
+    """A transition that asks for what the write asks for."""
+
+    step_parameters = (mbd.StepParameter("write_noise", "ρ"),)
+
+    @property
+    def matrix(self):
+        return mbd.Equation("A", "A")
+
+    def apply(self, x, step):
         return x
 
 
-class OwnWrite(mbd.Write):
-    groups = 1
-
-    @property
-    def density(self):
-        return ()
-
-    @property
-    def update(self):
-        return ()
-
-
-class OwnCovariance(mbd.Covariance):
-    exactness = "who knows"
-
-    @property
-    def equations(self):
-        return ()
-
-    def elements(self, D, groups):
-        return 0
-
-
 MEANINGLESS = [
-    (Renamed(), mbd.ObserveMemory(), mbd.Dense(), "Renamed asks for rate, but a step hands it log_decay and angle"),
-    (mbd.Identity(), OwnWrite(), mbd.Dense(), "no filter is derived for the write OwnWrite"),
-    (mbd.Identity(), mbd.ObserveMemory(), OwnCovariance(), "no filter is derived for the covariance OwnCovariance"),
+    (TwiceWriteNoise(), mbd.ObserveMemory(), mbd.Dense(), "two parts ask for a step parameter named write_noise"),
     (mbd.Identity(), mbd.LatentInput(), mbd.Reset(), "LatentInput's mean never reads a covariance"),
     (mbd.Identity(), mbd.LatentInput(), mbd.PerColumnReset(), "nothing for PerColumnReset to approximate"),
     (mbd.ScalarDecay(), mbd.LatentInput(), mbd.Diagonal(), "nothing for Diagonal to approximate"),
@@ -109,6 +98,16 @@ def test_designs_are_frozen_and_compare_by_their_assumptions():
     assert hash(design) == hash(DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Reset()))
     assert design.replace(transition=mbd.ScalarDecay()) == catalogue["gated_deltanet"]
     assert design != catalogue["gated_deltanet"]
+
+
+def test_a_design_that_comes_from_another_process_is_found_by_its_assumptions():
+    """Hashes of strings differ between processes, so the remembered hash must not travel."""
+    design = DesignModel(mbd.DampedRotation(noise="real"), mbd.ObserveMemory(), mbd.Dense())
+    assert {design: 1}[design] == 1
+    again = pickle.loads(pickle.dumps(design))
+    assert "_hash" in vars(design)
+    assert "_hash" not in vars(again)
+    assert {again: 1}[design] == 1
 
 
 def test_the_catalogue_holds_table_one_and_the_ablations():
@@ -180,14 +179,11 @@ class CountMultiplications(TorchDispatchMode):
 
 def count(design: DesignModel, D: int, M: int) -> int:
     problem = random_problem(design, B=1, T=1, H=1, D=D, M=M)
-    names = ("process_noise", "write_noise", "prior_variance", "log_decay", "angle")
-    parameters = {name: problem.parameters.get(name) for name in names}
-    inputs = check_inputs(design, problem.q, problem.k, problem.v, parameters, lead="B,T,H")
-    belief = mbd.Belief.prior(design, 1, 1, D, M, dtype=torch.float64)
+    inputs = check_inputs(design, problem.q, problem.k, problem.v, problem.parameters, lead="B,T,H")
+    step, state = inputs.step(0), problem.prior()
     with CountMultiplications() as counter:
-        x = inputs.at(0)
-        belief, _ = RULES[design.rule].step(design, belief, x)
-        belief.read(x.q)
+        written = design.condition(design.predict(state, step), inputs.k[:, 0], inputs.v[:, 0], step)
+        mbd.Belief(written.state.mean).read(inputs.q[:, 0])
     return counter.count
 
 
@@ -245,23 +241,42 @@ def test_real_rows_are_the_paper_s_observations():
 
 
 def test_step_parameters_are_checked():
-    with pytest.raises(ValueError, match=r"StepParameter\(last_axis\).*got '2D'"):
-        mbd.StepParameter("log_decay", "a", last_axis="2D")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"StepParameter\(axes\).*got \('2D',\)"):
+        mbd.StepParameter("log_decay", "a", axes=("2D",))
     with pytest.raises(ValueError, match=r"StepParameter\(bound\).*got '< 5'"):
         mbd.StepParameter("log_decay", "a", bound="< 5")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"StepParameter\(name\).*got 'cu_seqlens'"):
+        mbd.StepParameter("cu_seqlens", "a")
 
-    class NoTuple(Renamed):
+    class NoTuple(Fading):
         step_parameters = mbd.StepParameter("log_decay", "a")
 
     with pytest.raises(ValueError, match="NoTuple.step_parameters must be a tuple of StepParameter"):
         DesignModel(NoTuple(), mbd.ObserveMemory(), mbd.Dense())
 
 
+def test_a_transition_of_ones_own_is_filtered_under_its_own_names():
+    """The same memory as ScalarDecay, whose parameter is called otherwise and is not a logarithm."""
+    design = DesignModel(Fading(), mbd.ObserveMemory(), mbd.Dense())
+    known = random_problem(DesignModel(mbd.ScalarDecay(), mbd.ObserveMemory(), mbd.Dense()))
+    expected = known.filter(method="recurrent")
+    parameters: dict[str, Any] = {
+        "retention" if name == "log_decay" else name: x for name, x in known.parameters.items()
+    }
+    parameters["retention"] = parameters["retention"].exp()
+    out = mbd.filter_sequence(design, known.q, known.k, known.v, **parameters)
+    torch.testing.assert_close(out.output, expected.output, rtol=1e-14, atol=1e-14)
+    with pytest.raises(ValueError, match="^retention: expected values in \\[0, 1\\], got 1.5 at batch 0"):
+        mbd.filter_sequence(design, known.q, known.k, known.v, **{**parameters, "retention": 1.5})
+    with pytest.raises(ValueError, match="^retention: expected a value for .*, which needs retention .*got log_decay"):
+        mbd.filter_sequence(design, known.q, known.k, known.v, **dict[str, Any](known.parameters))
+
+
 def test_a_transition_must_keep_the_shape():
-    class Drops(Renamed):
+    class Drops(Fading):
         step_parameters = ()
 
-        def apply(self, x, log_decay, angle):
+        def apply(self, x, step):
             return x[..., :1, :]
 
     x = torch.ones(1, 2, 1, 4)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from membydesign.data.bigrams import count_bigrams
-from membydesign.data.mapped import Writer
+from membydesign.data.tensor_files import Writer
 from membydesign.data.text import PythonHelp
 from membydesign.data.token_files import TokenFile, pack
 from membydesign.data.windows import Windows
@@ -168,7 +168,7 @@ class TestSlices:
         hits = Hits(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.int64))
         with pytest.raises(ValueError, match=r"^losses: expected \[2, 3\], as hits, got \[2, 4\]"):
             slices(hits, torch.zeros(2, 4))
-        with pytest.raises(ValueError, match="^losses: expected finite ones, got 1 that are not"):
+        with pytest.raises(ValueError, match="^losses: expected finite losses, got 1 that are not"):
             slices(hits, torch.tensor([[0.0, 1, 2], [3, math.nan, 4]]))
 
 
@@ -181,6 +181,6 @@ def test_mistakes(tmp_path):
         ar_hits(torch.zeros(1, 4, dtype=torch.int64), bigrams, -1)
     with pytest.raises(ValueError, match="^distance: expected a whole number of at least 1, got 0"):
         ar_hits(torch.zeros(1, 4, dtype=torch.int64), bigrams, 0, 0)
-    with pytest.raises(ValueError, match="^pairs: expected tokens from 0 to 8, .* are they of another tokenizer"):
+    with pytest.raises(ValueError, match="^pairs: expected tokens from 0 to 8, .* do they come from another tokenizer"):
         ar_hits(torch.full((1, 4), 11), bigrams)
     assert ar_hits(torch.zeros(0, 4, dtype=torch.int64), bigrams).mask.shape == (0, 3)

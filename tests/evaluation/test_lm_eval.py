@@ -36,7 +36,8 @@ metric_list: [{metric: word_perplexity}, {metric: byte_perplexity}]
 
 def lm_eval(*words, hub) -> None:
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(hub), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "lm_eval", *map(str, words)]
+    code = "import membydesign.models; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    command = [sys.executable, "-c", code, *map(str, words)]
     environment = {**os.environ, **offline, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -61,7 +62,7 @@ def test_its_rolling_perplexity_is_that_of_our_command(kind, tmp_path):
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
     (tmp_path / "local.yaml").write_text(TASK.replace("FILE", str(tmp_path / "texts.jsonl")))
 
-    given = f"pretrained={tmp_path / 'model'},trust_remote_code=True,max_length=512,dtype=float32,add_bos_token=False"
+    given = f"pretrained={tmp_path / 'model'},max_length=512,dtype=float32,add_bos_token=False"
     words = ["run", "--model", "hf", "--model_args", given, "--tasks", "local_text", "--include_path", tmp_path]
     words += ["--log_samples", "--output_path", tmp_path / "out", "--device", "cpu", "--batch_size", "2"]
     lm_eval(*words, hub=tmp_path / "hub")

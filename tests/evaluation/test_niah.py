@@ -8,9 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from membydesign.evaluation.niah import NIAH, TASKS, Sample, _Drawn
-from membydesign.evaluation.niah_haystack import DEPTHS, NOISE, Essays, Noise, embedded_prose, read_essays
-from membydesign.evaluation.niah_words import ADJECTIVES, NOUNS
+from membydesign.evaluation.niah.haystack import DEPTHS, NOISE, Essays, Noise, embedded_prose, read_essays
+from membydesign.evaluation.niah.samples import NIAH, Sample, _Drawn
+from membydesign.evaluation.niah.tasks import TASKS
+from membydesign.evaluation.niah.words import ADJECTIVES, NOUNS
 from membydesign.evaluation.tokens import Encoder
 from tiny_tokenizers import bytes_tokenizer, words_tokenizer
 
@@ -66,11 +67,11 @@ def test_needles(task, samples):
             else:
                 assert uuid.UUID(needle.value).version == 4
                 assert str(uuid.UUID(needle.value)) == needle.value
-        asked = list(dict.fromkeys(needle.key for needle in sample.asked))
+        asked = list(dict.fromkeys(needle.key for needle in sample.queried))
         assert len(asked) == queries
-        assert sample.answers == tuple(n.value for key in asked for n in sample.asked if n.key == key)
+        assert sample.answers == tuple(n.value for key in asked for n in sample.queried if n.key == key)
         assert len(sample.answers) == queries * values
-        assert set(sample.asked) <= set(sample.needles)
+        assert set(sample.queried) <= set(sample.needles)
 
 
 @tasks
@@ -78,7 +79,7 @@ def test_wording(task, samples):
     """Singular if one value is asked for, plural otherwise, and the answer's beginning after the question."""
     _, kind, _, values, queries = RULER[task]
     for sample in samples[task]:
-        keys = list(dict.fromkeys(needle.key for needle in sample.asked))
+        keys = list(dict.fromkeys(needle.key for needle in sample.queried))
         query = keys[0] if queries == 1 else "{}, {}, {}, and {}".format(*keys)
         one = kind[:-1]
         if queries * values == 1:

@@ -8,7 +8,7 @@ import pytest
 
 from membydesign.data.text import PythonHelp
 from membydesign.evaluation.niah import TASKS
-from membydesign.evaluation.niah_documents import NeedleText
+from membydesign.evaluation.niah.documents import NeedleText
 
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for (\S+) is: (\S+?)\.(?=\s)")
 ANSWER = re.compile(r"The special magic \w+ for (.*) mentioned in the provided text (?:is|are) (.*)\.$")
@@ -66,7 +66,7 @@ def test_a_document_does_not_depend_on_how_many_there_are(documents):
 def test_it_says_what_it_is():
     described = NeedleText(PythonHelp(), 3, (5, 9)).describe()
     assert (described["count"], described["words"], described["of"]) == (3, [5, 9], PythonHelp().describe())
-    with pytest.raises(ValueError, match=r"words: expected the fewest and the most, from 1 on, got \(9, 5\)"):
+    with pytest.raises(ValueError, match=r"words: expected 1 <= minimum <= maximum, got \(9, 5\)"):
         NeedleText(PythonHelp(), 3, (9, 5))
     with pytest.raises(ValueError, match="count: expected"):
         NeedleText(PythonHelp(), 0)

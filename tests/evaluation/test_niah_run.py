@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from membydesign.evaluation import niah_scores
 from membydesign.evaluation.generation import batch_for, generate_greedy
 from membydesign.evaluation.niah import NIAH
-from membydesign.evaluation.niah_haystack import Essays
-from membydesign.evaluation.niah_run import Answered, answer, contained, read_answers, ruler_score
-from membydesign.experiments import niah_figures, niah_tables
+from membydesign.evaluation.niah import scores as niah_scores
+from membydesign.evaluation.niah.haystack import Essays
+from membydesign.evaluation.niah.run import Answered, answer, contained, read_answers, ruler_score
+from membydesign.experiments.shared import niah_figures, niah_tables
 from models.family import fresh_model, model_of, some_ids
 from tiny_tokenizers import bytes_tokenizer
 
@@ -78,12 +78,12 @@ def test_what_is_kept_of_a_sample():
     made = niah().sample("niah_multikey_1", 1500, 2)
     one = Answered.of(made, f" {made.answers[0]}.")
     assert (one.score, one.correct) == (100.0, (True,))
-    assert one.depths == (made.asked[0].depth,)
+    assert one.depths == (made.queried[0].depth,)
     assert sorted((*one.depths, *one.other_depths)) == [needle.depth for needle in made.needles]
     several = niah().sample("niah_multivalue", 1500, 2)
     half = Answered.of(several, " and ".join(several.answers[1:3]))
     assert (half.score, half.correct) == (50.0, (False, True, True, False))
-    assert half.depths == tuple(needle.depth for needle in several.asked)
+    assert half.depths == tuple(needle.depth for needle in several.queried)
 
 
 # Running
@@ -142,7 +142,7 @@ def test_other_prompts_are_not_mixed(tmp_path):
     options = {"tasks": ["niah_single_2"], "lengths": [1500], "samples": 1, "file": tmp_path / "a.jsonl"}
     answer(Finder(), niah(), **options)
     other = NIAH(BYTES, Essays("Other essays. They are short."))
-    with pytest.raises(ValueError, match="file: expected answers to these samples in .*a.jsonl, got some to other"):
+    with pytest.raises(ValueError, match="file: expected answers to these samples in .*a.jsonl, got answers to other"):
         answer(Finder(), other, **options)
 
 
@@ -154,7 +154,7 @@ def test_letters_that_end_lines_elsewhere_do_not_end_lines(tmp_path):
 
 def test_files_of_others_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"task": "x"}\n')
-    with pytest.raises(ValueError, match="file: expected in .* lines with task, length, .*got another in line 1"):
+    with pytest.raises(ValueError, match="file: expected lines with task, length, .*got another in line 1"):
         read_answers(tmp_path / "a.jsonl")
 
 
@@ -166,7 +166,7 @@ def test_too_short_a_length_is_refused_before_anything_is_asked():
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model():
-    with pytest.raises(ValueError, match="tokenizer: expected one of at most 61 tokens, as the model has, got token"):
+    with pytest.raises(ValueError, match="tokenizer: expected tokens below the model's vocabulary size 61, got token"):
         ask(fresh_model(), samples=1)
 
 

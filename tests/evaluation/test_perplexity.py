@@ -16,13 +16,13 @@ from transformers import (
     MambaConfig,
 )
 
-from closeness import assert_close
 from membydesign.data import token_files
 from membydesign.data.text_files import TextFiles
 from membydesign.data.token_files import pack
 from membydesign.evaluation import perplexity as module
-from membydesign.evaluation.perplexity import Perplexity, fastest_way, perplexity, perplexity_by_length, windows_of
+from membydesign.evaluation.perplexity import Perplexity, fastest_method, perplexity, perplexity_by_length, windows_of
 from membydesign.evaluation.text import read_stream
+from membydesign.testing import assert_close
 from models.family import VOCABULARY, fresh_model, some_ids
 from tiny_tokenizers import bytes_tokenizer, words_tokenizer
 
@@ -74,7 +74,7 @@ def test_ours_is_the_loss_of_its_own_forward():
     model = fresh_model(["bayesian_layer", "attention"])
     found = perplexity(model, STREAM, 50)
     assert found.cross_entropy == pytest.approx(own_loss(model, STREAM, 50), abs=1e-5)
-    assert fastest_way(model, STREAM[None, :50]) is module.from_hidden_states
+    assert fastest_method(model, STREAM[None, :50]) is module.from_hidden_states
 
 
 def test_logits_are_made_in_pieces(llama, monkeypatch):
@@ -112,7 +112,7 @@ def test_models_that_do_more_than_a_head(name):
     make, options, way = MODELS[name]
     base = {k: v for k, v in SMALL.items() if k != "intermediate_size"} if name == "mamba" else SMALL
     model = rough(AutoModelForCausalLM.from_config(make(**{**base, **options})))
-    assert fastest_way(model, STREAM[None, :100]) is way
+    assert fastest_method(model, STREAM[None, :100]) is way
     assert perplexity(model, STREAM, 100).cross_entropy == pytest.approx(own_loss(model, STREAM, 100), abs=1e-4)
 
 
@@ -138,7 +138,7 @@ class Plain(torch.nn.Module):
 
 
 def test_a_model_that_gives_nothing_but_logits(llama):
-    assert fastest_way(Plain(llama), STREAM[None, :50]) is module.from_all_logits
+    assert fastest_method(Plain(llama), STREAM[None, :50]) is module.from_all_logits
     assert perplexity(Plain(llama), STREAM, 50).cross_entropy == pytest.approx(own_loss(llama, STREAM, 50), abs=1e-5)
 
 
@@ -163,7 +163,7 @@ def test_several_lengths(llama):
 
 def test_half_precision_is_close(llama):
     half = copy.deepcopy(llama).bfloat16()
-    assert fastest_way(half, STREAM[None, :100]) is module.from_hidden_states
+    assert fastest_method(half, STREAM[None, :100]) is module.from_hidden_states
     assert perplexity(half, STREAM, 100).cross_entropy == pytest.approx(own_loss(llama, STREAM, 100), rel=0.05)
 
 
@@ -174,10 +174,10 @@ def test_a_hopeless_model_has_infinite_perplexity():
 @pytest.mark.parametrize(
     ("tokens", "length", "message"),
     [
-        (STREAM, 1001, "length: expected at most the 1000 tokens that there are, got 1001"),
+        (STREAM, 1001, "length: expected at most the 1000 tokens of the text, got 1001"),
         (STREAM, 1, "length: expected a whole number of at least 2, got 1"),
         (STREAM[None], 10, "tokens: expected a stream, shape"),
-        (STREAM + VOCABULARY, 10, f"tokenizer: expected one of at most {VOCABULARY} tokens"),
+        (STREAM + VOCABULARY, 10, f"tokenizer: expected tokens below the model's vocabulary size {VOCABULARY}"),
     ],
 )
 def test_mistakes(llama, tokens, length, message):
@@ -233,7 +233,7 @@ def test_text_that_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"text: expected files \*.txt or"):
         read_stream(tmp_path, words_tokenizer())
     (tmp_path / "a.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="text: expected some text, and what is in"):
+    with pytest.raises(ValueError, match="text: expected text in"):
         read_stream(tmp_path, words_tokenizer())
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="text: expected text in UTF-8"):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from membydesign.data.recall import Collisions
 from membydesign.data.seeds import generator
-from membydesign.experiments.addressed import COMPARED, UPDATES, AddressedModel, losses
-from membydesign.experiments.addressed_sweep import Choice
+from membydesign.experiments.shared.addressed import COMPARED, UPDATES, AddressedModel, losses
+from membydesign.experiments.shared.addressed_sweep import Choice
 
 
 def build(update, *, query_writes=False, seed=0) -> Any:

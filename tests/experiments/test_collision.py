@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from membydesign import theory
-from membydesign.experiments import collision
-from membydesign.experiments.collision_figures import predicted_gains
-from membydesign.experiments.record import Comparison, printed
+from membydesign.experiments.collision import run as collision
+from membydesign.experiments.collision import trajectory
+from membydesign.experiments.collision.figures import predicted_gains
+from membydesign.reports.comparison import Comparison, printed
 
 CONFIG = collision.PRESETS["paper"]
 
@@ -27,10 +28,10 @@ def test_every_number_of_the_paper_agrees(outcome):
 
 
 def test_the_schedule_is_the_paper_s():
-    written = collision.schedule(CONFIG).tolist()
+    written = trajectory.schedule(CONFIG).tolist()
     assert written == [0, 1, 2, 3, 4, 5] * 2 + [1] * 40 + [0] * 60
     assert (CONFIG.target_start, CONFIG.distractor_start, CONFIG.steps) == (12, 52, 112)
-    k = collision.keys(CONFIG, 0.92)
+    k = trajectory.keys(CONFIG, 0.92)
     expected = torch.eye(6, dtype=torch.float64)
     expected[0, 1] = expected[1, 0] = 0.92
     torch.testing.assert_close(k @ k.T, expected)
@@ -60,7 +61,7 @@ def by_hand(rho: float, update: str, c: float = 0.05) -> torch.Tensor:
 
 @pytest.mark.parametrize("rho", [0.92, 0.45])
 def test_the_five_updates_by_hand(rho):
-    ours = collision.updates(CONFIG, (rho,))
+    ours = trajectory.updates(CONFIG, (rho,))
     names = {
         "Bayesian Layer": "dense",
         "Diagonal covariance": "diagonal",
@@ -74,7 +75,7 @@ def test_the_five_updates_by_hand(rho):
 
 
 def test_the_fixed_priors_by_hand():
-    margins = collision.gain_matched(CONFIG).margin()
+    margins = trajectory.gain_matched(CONFIG).margin()
     for i, c in enumerate(CONFIG.fixed_priors):
         torch.testing.assert_close(margins[i], by_hand(0.92, "reset", c), rtol=1e-11, atol=1e-11)
 
@@ -84,7 +85,7 @@ def test_plateaus_are_where_long_runs_end(outcome):
     from dataclasses import replace
 
     long = replace(CONFIG, distractor_writes=2000)
-    runs = collision.updates(long, (long.overlap,))
+    runs = trajectory.updates(long, (long.overlap,))
     for name, limits in outcome.metrics["plateaus"].items():
         assert runs[name].retrieval()[0, -1].item() == pytest.approx(limits["p∞"], abs=1e-10)
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from membydesign.experiments.comparison import (
+from membydesign.reports.comparison import (
     About,
     Bound,
     Comparison,
@@ -21,6 +21,7 @@ from membydesign.experiments.comparison import (
     rising,
     verdict,
 )
+from membydesign.reports.verdict import Judge
 
 LOSSES = {"ours": 1.50, "kda": 1.60, "gdn": 1.70}
 
@@ -128,3 +129,17 @@ def test_a_claim_holds_if_all_its_comparisons_agree():
     assert claims_verdict([good, bad]) == "1 of 2 claims hold; this does not: B"
     assert claims_verdict([good]) == "1 of 1 claim holds"
     assert claims_verdict([]) == "no claim was compared"
+
+
+def test_a_claim_that_was_not_tested_is_not_counted():
+    good, small = Bound("A", "x", "> 0", 1.0), Bound("B", "y", "> 0", -1.0, tested=False)
+    assert claims_verdict([good, small]) == "1 of 1 claim holds; not tested at this size: B"
+    assert claims_verdict([small]) == "no claim was tested at this size"
+    assert verdict([good, small]) == "1 of 1 comparisons agree"
+    assert (small.as_dict()["agrees"], small.as_dict()["tested"]) == (None, False)
+    assert check_of(small.as_dict()) == small
+    assert check_of(good.as_dict()) == good
+    assert "tested" not in good.as_dict()
+    judge = Judge("cpu")
+    assert judge.claims([good, small]).good is True
+    assert judge.claim([small]) == ("not tested at this size", None)

@@ -6,13 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
-from membydesign.experiments import load, mqar, record
-from membydesign.experiments import mqar_paper as paper
-from membydesign.experiments.mqar_models import ARMS
-from membydesign.experiments.mqar_results import choose, compare, entries, mean
-from membydesign.experiments.mqar_settings import CPU, CPU_LONG, PAPER, SMOKE, VARIANTS, MQARConfig
-from membydesign.experiments.mqar_tables import notes, tables
-from membydesign.experiments.workspace import Workspace
+from membydesign.experiments import load
+from membydesign.experiments.mqar import paper
+from membydesign.experiments.mqar import run as mqar
+from membydesign.experiments.mqar.claims import compare
+from membydesign.experiments.mqar.config import CPU, CPU_LONG, PAPER, SMOKE, VARIANTS, MQARConfig
+from membydesign.experiments.mqar.models import ARMS
+from membydesign.experiments.mqar.results import choose, entries, mean
+from membydesign.experiments.mqar.tables import notes, tables
+from membydesign.experiments.shared.run_context import RunContext
+from membydesign.reports import record
 from spent import cpu_seconds
 
 
@@ -37,7 +40,7 @@ def test_the_smoke_command(variant, tmp_path):
     assert not found.missing_figures
     (out / "metrics.json").unlink()
     refused = CliRunner().invoke(app, command)
-    assert "holds training runs; go on with them with --resume" in " ".join(refused.output.split())
+    assert "holds training runs; continue them with --resume" in " ".join(refused.output.split())
     stamps = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.json")}
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/metrics.json")} == stamps
@@ -48,8 +51,8 @@ def test_the_smoke_command(variant, tmp_path):
 def test_smoke_from_end_to_end(variant, tmp_path):
     config = replace(SMOKE, variant=variant, epochs=1)
     seen, totals = [], []
-    workspace = Workspace(tmp_path, watch=lambda name, now: seen.append(name), total=totals.append)
-    outcome = mqar.run(config, workspace)
+    context = RunContext(tmp_path, watch=lambda name, now: seen.append(name), total=totals.append)
+    outcome = mqar.run(config, context)
     runs = every(config)
     assert totals == [len(runs)]
     assert set(seen) == {run.name for run in runs} == set(outcome.metrics["runs"])
@@ -65,7 +68,7 @@ def test_smoke_from_end_to_end(variant, tmp_path):
     assert record.read(tmp_path).comparisons == outcome.comparisons
     assert outcome.comparisons, "every variant has claims to compare"
 
-    again = mqar.run(config, Workspace(tmp_path, watch=lambda name, now: seen.append("again"), total=totals.append))
+    again = mqar.run(config, RunContext(tmp_path, watch=lambda name, now: seen.append("again"), total=totals.append))
     assert again.metrics == outcome.metrics
     assert (totals[1:], "again" in seen) == ([0], False)
 
@@ -80,7 +83,7 @@ INVENTED = {
 """Validation accuracies by arm and learning rate, None for one that diverges."""
 
 
-class Invented(Workspace):
+class Invented(RunContext):
     """Runs that take no time."""
 
     def sweep(self, runs, *, alone=False):
@@ -277,6 +280,10 @@ def test_claims_of_base():
     widths = entries([made_up(0.5, width=64, test=0.9), made_up(0.5, width=256, test=0.995)])
     checks, _ = compare(PAPER, widths)
     assert [(check.agrees, round(check.as_dict()["ours"], 6)) for check in checks] == [(True, 99.5), (True, 9.5)]
+    assert not any(check.tested for check in checks), "the paper has a third width"
+    assert [check.tested for check in held] == [False, True]
+    every_width = entries([made_up(0.5, width=width, test=0.995) for width in PAPER.base.widths])
+    assert all(check.tested for check in compare(PAPER, every_width)[0])
     nothing, missing = compare(PAPER, accuracies(attention=1.0))
     assert (nothing, len(missing)) == ([], 1)
 

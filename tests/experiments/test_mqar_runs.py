@@ -8,20 +8,23 @@ import torch.nn.functional as F
 
 from membydesign.data.mqar import MQAR
 from membydesign.data.mqar_mixture import Mixture, base_mixture, update_mixture
-from membydesign.experiments import mqar_models, mqar_runs
-from membydesign.experiments.mqar_models import ARMS, PAPER_STATE, Arm, make_model
-from membydesign.experiments.mqar_runs import Answers, MQARRun, answers, at_queries, losses, summary, work
+from membydesign.experiments.mqar import models as mqar_models
+from membydesign.experiments.mqar import training as mqar_runs
+from membydesign.experiments.mqar.config import MQARRun
+from membydesign.experiments.mqar.models import ARMS, PAPER_STATE, Arm, make_model
+from membydesign.experiments.mqar.training import Answers, answers, at_queries, losses, summary, work
 from membydesign.training import Run, Trained, stages, sweep
 
 KINDS = base_mixture(((16, 2), (32, 4)), vocab_size=64).kinds
 SMALL = (16, 8)
 """Width and head_dim."""
 RUN = MQARRun(
-    "base",
-    "bayesian_layer",
-    KINDS,
-    1e-2,
-    *SMALL,
+    variant="base",
+    arm="bayesian_layer",
+    kinds=KINDS,
+    learning_rate=1e-2,
+    width=SMALL[0],
+    head_dim=SMALL[1],
     train_examples=64,
     validation_examples=16,
     test_examples=32,
@@ -98,8 +101,8 @@ def test_losses_at_queries_are_those_of_all_logits_and_what_follows_is_not_read(
     batch = at_queries(examples)
     logits = model.language_model(examples.input_ids).logits
     expected = F.cross_entropy(logits.transpose(1, 2), examples.labels, reduction="none", ignore_index=-100)
-    torch.testing.assert_close(losses(model, batch), expected[examples.asked], rtol=1e-9, atol=1e-9)
-    last = max(t for t in range(32) if examples.asked[:, t].any())
+    torch.testing.assert_close(losses(model, batch), expected[examples.queried], rtol=1e-9, atol=1e-9)
+    last = max(t for t in range(32) if examples.queried[:, t].any())
     assert batch["input_ids"].shape == (7, last + 1)
     assert torch.equal(batch["input_ids"], examples.input_ids[:, : last + 1])
 
@@ -126,7 +129,7 @@ def test_a_batch_can_be_split_among_processes():
 def test_steps_and_tokens_are_those_of_the_pool():
     run = replace(RUN, train_examples=75)
     pool = Mixture(KINDS).pool(75, "train", 0)
-    assert run.steps == run.epochs * pool.steps_per_epoch(8)
+    assert run.train.steps == run.epochs * pool.steps_per_epoch(8)
     assert run.train.steps == 3 * 8
     batches = [pool.batch(step, 8) for step in range(run.train.steps)]
     assert run.tokens == sum(batch.input_ids.numel() for batch in batches)
@@ -134,7 +137,7 @@ def test_steps_and_tokens_are_those_of_the_pool():
 
 
 def test_the_optimiser_is_the_paper_s():
-    settings = MQARRun("base", "bayesian_layer", base_mixture().kinds, 3e-4).train
+    settings = MQARRun(variant="base", arm="bayesian_layer", kinds=base_mixture().kinds, learning_rate=3e-4).train
     assert (settings.betas, settings.eps, settings.weight_decay) == ((0.9, 0.95), 1e-8, 0.1)
     assert (settings.batch_size, settings.warmup, settings.clip, settings.decayed) == (256, 1024, None, "matrices")
     assert settings.steps == 40 * 4 * (25_000 // 256)

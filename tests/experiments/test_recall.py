@@ -8,11 +8,12 @@ import torch
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
-from membydesign.experiments import crowding, recall
-from membydesign.experiments.addressed import COMPARED, UPDATES
-from membydesign.experiments.addressed_sweep import OPEN, Results
-from membydesign.experiments.crowding_runs import best_scale
-from membydesign.experiments.recall_runs import metrics
+from membydesign.experiments.crowding import run as crowding
+from membydesign.experiments.crowding.config import best_scale
+from membydesign.experiments.recall import run as recall
+from membydesign.experiments.recall.config import metrics
+from membydesign.experiments.shared.addressed import COMPARED, UPDATES
+from membydesign.experiments.shared.addressed_sweep import OPEN, Results
 from spent import cpu_seconds
 
 
@@ -68,7 +69,7 @@ def test_results_over_seeds():
     assert str(results.test("bayesian_layer", "a", "x")) == "3.000 ± 2.646"
 
 
-@pytest.mark.parametrize("experiment", ["recall", "crowding"])
+@pytest.mark.parametrize("experiment", ["recall", pytest.param("crowding", marks=pytest.mark.slow)])
 def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
     out, started = tmp_path / "result", cpu_seconds()
     command = ["reproduce", experiment, "--preset", "smoke", "--out", str(out), "--workers", "1"]
@@ -84,7 +85,7 @@ def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
     assert len(list((out / "runs").glob("*/metrics.json"))) == 2 * 7
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
-    assert "holds training runs; go on with them with --resume" in again.stderr
+    assert "holds training runs; continue them with --resume" in again.stderr
     before = (out / "metrics.json").read_text()
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
     assert (out / "metrics.json").read_text() == before
@@ -95,7 +96,7 @@ def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
 
 def test_models_learn_recall_in_a_few_steps(tmp_path):
     """Thirty steps tell the Bayesian Layer from a raw delta rule where overlaps are larger than in training."""
-    from membydesign.experiments.addressed_runs import work
+    from membydesign.experiments.shared.addressed_runs import work
 
     smoke = recall.PRESETS["smoke"]
     found = {}

@@ -9,9 +9,11 @@ from markdown_it import MarkdownIt
 
 import made_up
 from made_up import FAILS, HOLDS, TRICKY
-from membydesign.experiments import page, record
-from membydesign.experiments.page_html import html, note
-from membydesign.experiments.page_markdown import markdown, plain
+from membydesign.reports import page, record
+from membydesign.reports.comparison import failing
+from membydesign.reports.page_html import html, note
+from membydesign.reports.page_markdown import markdown, plain
+from membydesign.reports.provenance import command
 
 VOID = {"meta", "img", "br", "hr"}
 
@@ -88,7 +90,7 @@ def test_what_is_written_is_read(folder):
 def test_a_number_that_is_not_finite_is_recorded(tmp_path):
     made_up.write(tmp_path / "diverged", ours=float("nan"))
     found = record.read(tmp_path / "diverged")
-    assert record.failing(found.comparisons) == [HOLDS, FAILS]
+    assert failing(found.comparisons) == [HOLDS, FAILS]
     assert found.comparisons[3].shown().ours == "nan"
 
 
@@ -159,7 +161,8 @@ def test_the_report_of_a_result(folder):
     found = rendered(text)
     assert found.of("h1") == [f"Title {TRICKY}"]
     top = f"1 of 2 claims hold; this does not: {FAILS}"
-    assert found.texts[1:3] == [("p", f"{top}. 5 of 6 comparisons agree with the paper."), ("strong", top)]
+    settings = "These are results of the cpu preset, not of the paper preset."
+    assert found.texts[1:3] == [("p", f"{top}. 5 of 6 comparisons agree with the paper. {settings}"), ("strong", top)]
     assert found.of("h2") == [HOLDS, FAILS, f"Table {TRICKY}", "Notes"]
     assert found.of("code") == [f"mbd reproduce '{TRICKY}'", "k_B < 1"]
     assert [found.values("img", key) for key in ("alt", "src")] == [[f"Caption {TRICKY}"], ["loss%20%28a%29.png"]]
@@ -280,5 +283,5 @@ def test_notes_in_html(text, expected):
 
 
 def test_a_result_names_the_command_as_one_types_it():
-    assert record.command(["/usr/bin/mbd", "reproduce", "recall"]) == "mbd reproduce recall"
-    assert record.command(["/lib/membydesign/cli/__main__.py", "report", "a b"]) == "mbd report 'a b'"
+    assert command(["/usr/bin/mbd", "reproduce", "recall"]) == "mbd reproduce recall"
+    assert command(["/lib/membydesign/cli/__main__.py", "report", "a b"]) == "mbd report 'a b'"

@@ -16,16 +16,18 @@ from membydesign.cli.app import app
 from membydesign.data.token_files import TokenFile, pack
 from membydesign.data.windows import Windows
 from membydesign.evaluation.niah import TASKS
-from membydesign.evaluation.niah_run import read_answers
-from membydesign.experiments import load, record, retrofit
-from membydesign.experiments.retrofit_claims import PAPER_NIAH, PAPER_PERPLEXITY, claims
-from membydesign.experiments.retrofit_evaluation import MODELS, tokens_of
-from membydesign.experiments.retrofit_runs import load_model, pretraining_batches
-from membydesign.experiments.retrofit_settings import CPU, PAPER, SMOKE, Distillation, Pretraining
-from membydesign.experiments.texts import TextsError
-from membydesign.experiments.workspace import Workspace
+from membydesign.evaluation.niah.run import read_answers
+from membydesign.experiments import load
+from membydesign.experiments.retrofit import run as retrofit
+from membydesign.experiments.retrofit.claims import PAPER_NIAH, PAPER_PERPLEXITY, claims
+from membydesign.experiments.retrofit.config import CPU, PAPER, SMOKE, Distillation, Pretraining
+from membydesign.experiments.retrofit.evaluation import MODELS, tokens_of
+from membydesign.experiments.retrofit.training import load_model, pretraining_batches
+from membydesign.experiments.shared.run_context import RunContext
+from membydesign.experiments.shared.texts import TextsError
 from membydesign.layers import GatedDeltaNet, MemoryLayer
 from membydesign.models import MemoryConfig, MemoryForCausalLM
+from membydesign.reports import record
 from membydesign.retrofit import PhaseBSchedule, Stage
 from text_problem import Texts, help_tokenizer
 from tiny_tokenizers import words_tokenizer
@@ -190,7 +192,7 @@ def test_both_phases_and_the_control_of_a_small_copy(tmp_path):
     evaluation = replace(SMOKE.evaluation, samples=1, lengths=(1024,))
     config = small(teacher=teacher, student=student, evaluation=evaluation)
     assert config.distillation.precision == "bf16"
-    outcome = retrofit.run(config, Workspace(tmp_path / "out"))
+    outcome = retrofit.run(config, RunContext(tmp_path / "out"))
     made = outcome.metrics["training"]
     assert set(made) == {"phase_a", "control_a", "phase_b", "control_b"}
     hybrid, control, zero = (
@@ -242,6 +244,7 @@ def test_smoke_from_end_to_end(tmp_path):
     assert len(answers) == 8
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(tmp_path):
     command = ["reproduce", "retrofit", "--preset", "smoke", "--workers", "1", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, command).exit_code == 0
@@ -259,7 +262,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
 
 def test_stopped_in_the_middle_of_each_phase_it_ends_with_the_same_weights(tmp_path):
     config = replace(SMOKE, evaluation=replace(SMOKE.evaluation, samples=1, lengths=(1024,), tasks=("niah_single_1",)))
-    retrofit.run(config, Workspace(tmp_path / "whole"))
+    retrofit.run(config, RunContext(tmp_path / "whole"))
     stops: set[tuple[str, int | None]] = {("pretraining", 3), ("phase_a", 2), ("phase_b", 3), ("control_b", 2)}
 
     def watch(name, now):
@@ -270,8 +273,8 @@ def test_stopped_in_the_middle_of_each_phase_it_ends_with_the_same_weights(tmp_p
 
     for _ in range(4):
         with pytest.raises(KeyboardInterrupt):
-            retrofit.run(config, Workspace(tmp_path / "stopped", watch=watch))
-    retrofit.run(config, Workspace(tmp_path / "stopped", watch=watch))
+            retrofit.run(config, RunContext(tmp_path / "stopped", watch=watch))
+    retrofit.run(config, RunContext(tmp_path / "stopped", watch=watch))
     assert not stops
     for name in RUNS:
         whole, stopped = (load_model(str(tmp_path / way / "runs" / name / "model")) for way in ("whole", "stopped"))
@@ -328,7 +331,7 @@ def test_what_cannot_be_had_is_named(tmp_path):
     def refused(match: str, **changes):
         bad = replace(SMOKE, **changes)
         with pytest.raises(TextsError, match=match):
-            retrofit.run(bad, Workspace(tmp_path / "bad", data=tmp_path / "data"))
+            retrofit.run(bad, RunContext(tmp_path / "bad", data=tmp_path / "data"))
         assert not (tmp_path / "bad" / "runs").exists()  # before anything was trained
 
     refused(

@@ -9,12 +9,15 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
-from membydesign.experiments import load, record, wikitext
-from membydesign.experiments.texts import Texts, TextsError, corpus_of, prepare
-from membydesign.experiments.wikitext_models import ARMS, configuration, recurrent_state, weights_beside_embedding
-from membydesign.experiments.wikitext_settings import CPU, PAPER, SMOKE
-from membydesign.experiments.workspace import Workspace
+from membydesign.experiments import load
+from membydesign.experiments.shared.run_context import RunContext
+from membydesign.experiments.shared.texts import Texts, TextsError, corpus_of, prepare
+from membydesign.experiments.wikitext import run as wikitext
+from membydesign.experiments.wikitext.claims import PAPER_PERPLEXITY, SLICES, claims
+from membydesign.experiments.wikitext.config import CPU, PAPER, SMOKE
+from membydesign.experiments.wikitext.models import ARMS, configuration, recurrent_state, weights_beside_embedding
 from membydesign.models import MemoryForCausalLM
+from membydesign.reports import record
 from membydesign.training import NextToken
 
 
@@ -78,8 +81,8 @@ def test_steps_of_the_paper_s_settings_on_a_small_copy(tmp_path):
         PAPER, texts=SMOKE.texts, steps=2, batch_size=4, window=64, rows_at_a_time=2, num_heads=2, head_dim=8, seeds=1
     )
     assert (small.precision, small.dropout) == ("bf16", 0.4)
-    workspace = Workspace(tmp_path, workers=2)
-    found = wikitext.run(replace(small, held_out_windows=8), workspace).metrics["runs"]
+    context = RunContext(tmp_path, workers=2)
+    found = wikitext.run(replace(small, held_out_windows=8), context).metrics["runs"]
     assert set(found) == {f"{arm}-seed0" for arm in ARMS}
     assert {m["tokens"] for m in found.values()} == {2 * 4 * 64}
     assert all(m["held_out"]["overall"]["perplexity"] < 2000 for m in found.values())
@@ -128,13 +131,16 @@ def test_smoke_from_end_to_end(tmp_path):
 
 def test_claims_are_the_paper_s_and_hold_for_its_own_table():
     perplexity = {
-        arm: {s: {"mean": x, "std": 0.0} for s, x in zip(wikitext.SLICES, values, strict=True)}
-        for arm, values in wikitext.PAPER_PERPLEXITY.items()
+        arm: {s: {"mean": x, "std": 0.0} for s, x in zip(SLICES, values, strict=True)}
+        for arm, values in PAPER_PERPLEXITY.items()
     }
-    claims = wikitext._claims(CPU, perplexity)
-    assert [claim.agrees for claim in claims] == [True] * 11
+    checks = claims(CPU, perplexity)
+    assert [(check.tested, check.agrees) for check in checks] == [(True, True)] * 11
     perplexity["bayesian_layer"]["hit 65–256"] = {"mean": 30.0, "std": 0.0}
-    assert [claim.agrees for claim in wikitext._claims(CPU, perplexity)].count(False) == 1
+    assert [check.agrees for check in claims(CPU, perplexity)].count(False) == 1
+    perplexity = {arm: {**slices, "hit": {"mean": 400.0, "std": 0.0}} for arm, slices in perplexity.items()}
+    untested = [check.tested for check in claims(CPU, perplexity)]
+    assert untested == [False] * 5 + [True] * 6, "no model recalls: orders on AR-hits say nothing"
 
 
 def test_texts_that_are_not_there_are_named(tmp_path):
@@ -143,23 +149,23 @@ def test_texts_that_are_not_there_are_named(tmp_path):
     assert "data: expected the folder that holds gutenberg/train" in " ".join(done.output.split())
     texts = Texts(("nowhere",), ("nowhere",), ("nowhere",), 512)
     with pytest.raises(TextsError, match="nowhere"):
-        prepare(texts, Workspace(tmp_path / "b", data=tmp_path))
+        prepare(texts, RunContext(tmp_path / "b", data=tmp_path))
     (tmp_path / "some.txt").write_text("A text. " * 50)
     assert list(corpus_of(("some.txt",), tmp_path).documents()) == ["A text. " * 50]
 
 
 def test_texts_that_changed_under_runs_are_refused(tmp_path):
-    texts, workspace = Texts(("some.txt",), ("other.txt",), ("other.txt",), 258), Workspace(tmp_path, data=tmp_path)
+    texts, context = Texts(("some.txt",), ("other.txt",), ("other.txt",), 258), RunContext(tmp_path, data=tmp_path)
     (tmp_path / "some.txt").write_text("A text. " * 50)
     (tmp_path / "other.txt").write_text("Another text. " * 50)
-    prepare(texts, workspace)
-    before = (workspace.runs / "texts.json").read_text()
-    prepare(texts, workspace)
+    prepare(texts, context)
+    before = (context.runs / "texts.json").read_text()
+    prepare(texts, context)
     (tmp_path / "other.txt").write_text("Yet another text. " * 50)
     with pytest.raises(TextsError, match="there are others for held_out, validation .*--out"):
-        prepare(texts, workspace)
-    assert (workspace.runs / "texts.json").read_text() == before
-    prepare(texts, Workspace(tmp_path / "elsewhere", data=tmp_path))
+        prepare(texts, context)
+    assert (context.runs / "texts.json").read_text() == before
+    prepare(texts, RunContext(tmp_path / "elsewhere", data=tmp_path))
 
 
 def test_bad_settings_are_named():

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from closeness import assert_close
 from membydesign.layers import SequenceLayer
+from membydesign.testing import assert_close
 
 WIDTH = 24
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from closeness import assert_close
 from layers.contract import WIDTH, in_pieces, shaken, tokens
 from membydesign.layers import GLA, DeltaNet, GatedDeltaNet, LinearAttention, Longhorn, RetNet
 from membydesign.layers.filtered import FilterLayer
+from membydesign.testing import assert_close
 
 Weights = Mapping[str, Tensor]
 Loop = Callable[[Weights, Tensor], tuple[Tensor, Tensor]]

@@ -16,10 +16,10 @@ from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDelta
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from closeness import assert_close
 from layers.contract import WIDTH, tokens
 from membydesign.layers import KDA, GatedDeltaNet, Mamba2
 from membydesign.layers.filtered import FilterLayer
+from membydesign.testing import assert_close
 
 Named = dict[str, torch.Tensor]
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}

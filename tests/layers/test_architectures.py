@@ -2,7 +2,6 @@ import pytest
 import torch
 from transformers.initialization import guard_torch_init_functions
 
-from closeness import assert_close
 from layers.contract import WIDTH, LayerContract, shaken, tokens
 from membydesign.layers import (
     GLA,
@@ -17,6 +16,7 @@ from membydesign.layers import (
     RetNet,
     make_layer,
 )
+from membydesign.testing import assert_close
 
 CASES = {
     "gated_deltanet": lambda: GatedDeltaNet(WIDTH, 2, 8, value_dim=6),

@@ -7,9 +7,9 @@ import torch
 from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from closeness import assert_close
 from layers.contract import WIDTH, LayerContract, bounds, shaken, tokens
 from membydesign.layers import SoftmaxAttention, make_layer
+from membydesign.testing import assert_close
 
 
 class TestAttention(LayerContract):

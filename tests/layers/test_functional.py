@@ -107,6 +107,7 @@ def test_a_layer_compiles_whole(name):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is:DeprecationWarning")  # torch's, in its compiler
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check` is deprecated:FutureWarning")  # likewise
 @pytest.mark.parametrize("name", ["bayesian_layer", "rwkv7"])
 def test_gradients_of_each_sample_compile(name):
     """The operators that stand for native code in a graph have no rules for torch.func, so torch's form takes over."""

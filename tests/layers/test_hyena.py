@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from closeness import assert_close
 from layers.contract import WIDTH, LayerContract, bounds, shaken, tokens
 from membydesign.layers import Hyena, make_layer
+from membydesign.testing import assert_close
 
 
 class TestHyena(LayerContract):

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from closeness import assert_close
 from layers.contract import WIDTH, LayerContract, shaken, tokens
 from membydesign.layers import RWKV7, make_layer
 from membydesign.layers.rwkv7 import LowRank
+from membydesign.testing import assert_close
 
 
 class TestRWKV7(LayerContract):
@@ -41,7 +41,7 @@ def loramlp(lora: LowRank, x: torch.Tensor) -> torch.Tensor:
 def by_the_paper(layer: RWKV7, x: torch.Tensor, first: torch.Tensor | None = None, start: torch.Tensor | None = None):
     """Peng et al. 2025, section 4, one token and one head at a time; states as there, [M,D]."""
     B, T, _ = x.shape
-    H, D, M = layer.num_heads, layer.head_dim, layer.value_dim
+    H, D, M = layer.num_heads, layer.key_dim, layer.value_dim
     outputs, states, values = [], [], []
     for b in range(B):
         S = [x.new_zeros(M, D) for _ in range(H)] if start is None else list(start[b])
@@ -87,10 +87,10 @@ def test_the_paper(options):
     y, belief = layer(x)
     wanted, states, _ = by_the_paper(layer, x)
     assert_close(y, wanted, 1e-9)
-    assert_close(belief.memory, states.mT, 1e-9)
+    assert_close(belief.memory.mean, states.mT, 1e-9)
     weight, of_state = tokens(2, 23, seed=4), torch.randn_like(states)
     inputs = [x, *layer.parameters()]
-    found = torch.autograd.grad((y * weight).sum() + (belief.memory.mT * of_state).sum(), inputs)
+    found = torch.autograd.grad((y * weight).sum() + (belief.memory.mean.mT * of_state).sum(), inputs)
     reference = torch.autograd.grad((wanted * weight).sum() + (states * of_state).sum(), inputs)
     for a, b in zip(found, reference, strict=True):
         assert_close(a, b, 1e-9)
@@ -106,7 +106,7 @@ def test_the_paper_with_the_first_value():
     assert_close(values, first, 1e-9)
     wanted, states, _ = by_the_paper(pair.second, wanted, first)
     assert_close(z, wanted, 1e-9)
-    assert_close(belief.memory, states.mT, 1e-9)
+    assert_close(belief.memory.mean, states.mT, 1e-9)
     inputs = list(pair.second.parameters())
     for a, b in zip(
         torch.autograd.grad(z.square().sum(), inputs), torch.autograd.grad(wanted.square().sum(), inputs), strict=True
@@ -122,7 +122,7 @@ def test_state_of_the_benchmark():
 
 def test_memory_stays_in_float32():
     _, belief = RWKV7(WIDTH, 2, 8).bfloat16()(tokens(1, 5).bfloat16())
-    assert belief.memory.dtype == torch.float32
+    assert belief.memory.mean.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_bad_arguments_are_refused():
         layer(x)
     _, belief = layer(x, first_value=values)
     with pytest.raises(
-        ValueError, match=r"^belief.memory: expected shape \[1, 2, 8, 4\] for this layer, got \[1, 2, 8"
+        ValueError, match=r"^initial.mean: expected shape \[1, 2, 8, 4\] for RWKV-7, got shape \[1, 2, 8"
     ):
         RWKV7(WIDTH, 2, 8, value_dim=4)(x, belief)
 

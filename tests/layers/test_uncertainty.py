@@ -8,11 +8,11 @@ import torch
 from torch.func import functional_call
 
 import membydesign as mbd
-from closeness import assert_close
 from layers.contract import WIDTH, between, bounds, shaken, tokens
 from membydesign.layers import MemoryLayer, make_layer
-from membydesign.layers.parameters import Variance
+from membydesign.layers.parameters import LearnedParameter
 from membydesign.models import MemoryConfig, MemoryForCausalLM
+from membydesign.testing import assert_close
 
 ASKS: Any = {"return_variance": True, "return_evidence": True}
 GROUPED = mbd.catalogue["bayesian_layer"].replace(write=mbd.ObserveMemory(groups=3))
@@ -237,7 +237,7 @@ def test_evidence_trains_noise_to_what_the_values_have():
         layer.v_proj.weight.copy_(0.3 * torch.eye(8))
     x = torch.randn(4, 200, 8, dtype=torch.float64)
     noise = layer.noises["write_noise"]
-    assert isinstance(noise, Variance)
+    assert isinstance(noise, LearnedParameter)
     optimizer = torch.optim.Adam([noise.bias], lr=0.1)
     for _ in range(60):
         optimizer.zero_grad()

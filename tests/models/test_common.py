@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from closeness import assert_close
 from membydesign.layers import FilterLayer
 from membydesign.models import MemoryForCausalLM
+from membydesign.testing import assert_close
 from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, shaken, some_ids, tiny_config
 
 cases = pytest.mark.parametrize("case", FAMILY)

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from closeness import assert_close
 from membydesign.models import MemoryCache
+from membydesign.testing import assert_close
 from models.family import FAMILY, model_of, padded_batch, some_ids
 
 TOLERANCE = 1e-4

@@ -359,7 +359,7 @@ class TestFolders:
             raise OSError("no network")
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-        with pytest.raises(ValueError, match="no folder somebody/a-model here, and none could be had from the Hub"):
+        with pytest.raises(ValueError, match="no folder somebody/a-model here, and no download from the Hub"):
             load_fla("somebody/a-model")
 
 

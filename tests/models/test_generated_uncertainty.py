@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, set_seed
 
-from closeness import assert_close
+from membydesign.testing import assert_close
 from models.family import fresh_model, model_of, padded_batch, some_ids
 
 HYBRID = "bayesian_layer+attention"

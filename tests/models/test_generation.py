@@ -9,8 +9,8 @@ from packaging.version import Version
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline, set_seed
 
-from closeness import assert_close
 from membydesign.models import MemoryCache
+from membydesign.testing import assert_close
 from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, some_ids
 
 cases = pytest.mark.parametrize("case", FAMILY)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from closeness import assert_close
 from membydesign.layers import LAYERS
+from membydesign.testing import assert_close
 from models.family import FAMILY, fresh_model, some_ids
 
 peft = pytest.importorskip("peft")

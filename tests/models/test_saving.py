@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from closeness import assert_close
 from membydesign.install import portable_install_hint
 from membydesign.layers import LAYERS
 from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM, MemoryModel
+from membydesign.testing import assert_close
 from models.family import FAMILY, fresh_model, model_of, shaken, some_ids, tiny_config
 
 cases = pytest.mark.parametrize("case", FAMILY)

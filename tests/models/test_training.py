@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
-from closeness import assert_close
 from membydesign.models import modeling
+from membydesign.testing import assert_close
 from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, some_ids
 
 cases = pytest.mark.parametrize("case", FAMILY)

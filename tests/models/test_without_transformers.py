@@ -7,7 +7,7 @@ import sys
 import pytest
 import typer
 
-from membydesign.cli.say import need_models
+from membydesign.cli.requirements import need_models
 from membydesign.install import install_hint
 
 

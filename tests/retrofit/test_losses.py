@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from closeness import assert_close
 from membydesign.models import next_token_losses, token_cross_entropies, token_divergences
 from membydesign.retrofit import (
     LossWeights,
@@ -21,6 +20,7 @@ from membydesign.retrofit import (
     recorded,
     retrofit,
 )
+from membydesign.testing import assert_close
 from models.family import some_ids
 from retrofit.tiny import batches, mixer, teacher_of
 

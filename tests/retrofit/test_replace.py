@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 import fla_checkpoints as fla
-from closeness import assert_close
 from membydesign.layers import GatedDeltaNet, MemoryLayer
 from membydesign.models import MemoryForCausalLM, load_fla
 from membydesign.models.fla_config import memory_config
 from membydesign.retrofit import nmse, replaced_layers, retrofit
+from membydesign.testing import assert_close
 from models.family import fresh_model, some_ids
 from retrofit.tiny import mixer, teacher_of
 
@@ -228,7 +228,7 @@ def test_other_bad_arguments_are_refused():
         retrofit(teacher, [0], write_noise="exp")  # pyright: ignore
     with pytest.raises(ValueError, match="teacher: expected a MemoryForCausalLM, got MemoryModel"):
         retrofit(teacher.model, [0])  # pyright: ignore
-    with pytest.raises(ValueError, match="student: expected some other layers"):
+    with pytest.raises(ValueError, match="student: expected some layers that differ"):
         replaced_layers(teacher, copy.deepcopy(teacher))
     with pytest.raises(ValueError, match="student: expected 2 layers"):
         replaced_layers(teacher, teacher_of(3))

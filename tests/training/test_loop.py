@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -137,7 +136,10 @@ def test_a_run_that_broke_between_checkpoints_loses_only_what_came_after(tmp_pat
     train(whole, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(broken, breaks, losses_of, SETTINGS, seed=0, directory=tmp_path / "broken")
-    assert [path.name for path in checkpoint.found(tmp_path / "broken")] == ["step-00000014", "step-00000021"]
+    assert [path.name for path in checkpoint.complete_checkpoints(tmp_path / "broken")] == [
+        "step-00000014",
+        "step-00000021",
+    ]
     broken = model()
     train(broken, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path / "broken")
     assert all(torch.equal(p, weights(broken)[name]) for name, p in weights(whole).items())
@@ -181,7 +183,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
 
     with pytest.raises(Diverged, match="step 30: expected a finite loss, got nan; try a lower learning rate"):
         train(model(), poisoned, losses_of, SETTINGS, seed=0, directory=tmp_path)
-    assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000021", "step-00000028"]
+    assert [path.name for path in checkpoint.complete_checkpoints(tmp_path)] == ["step-00000021", "step-00000028"]
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -196,30 +198,6 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(c
     with pytest.raises(Diverged, match="step 0: expected a finite norm of the gradient, got nan"):
         train(small, batch_of, losses, replace(SETTINGS, clip=clip), seed=0)
     assert all(torch.equal(p, before[name]) for name, p in weights(small).items())
-
-
-@pytest.mark.parametrize("file", ["weights.safetensors", "optimiser.safetensors", "place.json"])
-@pytest.mark.parametrize("damage", [lambda x: x[:50], lambda x: x[:-9] + bytes([x[-9] ^ 1]) + x[-8:]])
-def test_a_corrupted_checkpoint_is_named_and_the_one_before_is_there(tmp_path, file, damage):
-    whole = model()
-    train(whole, batch_of, losses_of, SETTINGS, seed=0)
-    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=14)
-    path = tmp_path / "step-00000014" / file
-    path.write_bytes(damage(path.read_bytes()))
-    message = "step-00000014: expected a complete checkpoint.*remove this folder to go on from step-00000007"
-    with pytest.raises(CheckpointError, match=message):
-        train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
-    shutil.rmtree(path.parent)
-    again = model()
-    train(again, batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
-    assert all(torch.equal(p, weights(again)[name]) for name, p in weights(whole).items())
-
-
-def test_the_only_checkpoint_corrupted_is_named(tmp_path):
-    train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=7)
-    (tmp_path / "step-00000007" / "weights.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="remove this folder to start the run again"):
-        train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
@@ -243,7 +221,7 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
 
     train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path, until=14)
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*step-00000014 is intact, and the same command"):
+    with pytest.raises(CheckpointError, match="No space left on device.*step-00000014 is intact; fix this and rerun"):
         train(model(), batch_of, losses_of, SETTINGS, seed=0, directory=tmp_path)
     monkeypatch.undo()
     assert [path.name for path in sorted(tmp_path.glob("step-*"))] == ["step-00000007", "step-00000014"]
@@ -252,7 +230,7 @@ def test_a_full_disk_at_a_checkpoint_keeps_the_last_one(tmp_path, monkeypatch):
 
 def test_a_full_disk_at_the_model_keeps_the_one_that_was_there(tmp_path, monkeypatch):
     def full(_self, folder, **_options):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_bytes(b"half of it")
         raise SafetensorError("I/O error: No space left on device")
 

@@ -25,7 +25,7 @@ def signals_at(step: int, *numbers: int):
 
 
 def saved(folder) -> list[str]:
-    return [path.name for path in checkpoint.found(folder)]
+    return [path.name for path in checkpoint.complete_checkpoints(folder)]
 
 
 @pytest.mark.parametrize("step", [0, 13, 38])

@@ -51,7 +51,10 @@ def test_killed_with_sigkill_and_restarted_it_ends_with_the_same_metrics(tmp_pat
 
 def test_a_folder_with_other_settings_is_refused(tmp_path):
     sweep(runs(20), tmp_path)
-    with pytest.raises(SweepError, match=r"seed0 holds a run with other settings \(train .*choose another folder"):
+    message = (
+        r"seed0 holds a run with other settings \(train\.steps: stored 20, requested 21\); .*choose another folder"
+    )
+    with pytest.raises(SweepError, match=message):
         sweep(runs(21), tmp_path)
 
 
@@ -95,7 +98,7 @@ def test_an_error_in_a_worker_comes_with_its_traceback(tmp_path):
 
 
 def test_names_must_differ(tmp_path):
-    with pytest.raises(ValueError, match="runs: expected names that differ, got seed0, seed0"):
+    with pytest.raises(ValueError, match="runs: expected distinct names, got seed0, seed0"):
         sweep([*runs(5, 1), *runs(5, 1)], tmp_path)
 
 

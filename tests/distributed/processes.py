@@ -1,0 +1,68 @@
+"""Run checks in two processes that talk by gloo: `launch("checks_of_filters")` runs every `check_…` of that module."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+PROCESSES = 2
+
+
+def launch(module: str) -> dict[str, str]:
+    """Run all checks of a module; return for each "passed", or the traceback of the first process that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(FOLDER.parent), *sys.path]),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        command = [sys.executable, "-m", "distributed.processes", module, folder]
+        started = [
+            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for rank in range(PROCESSES)
+        ]
+        try:
+            logs = [process.communicate(timeout=600)[0].decode() for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        results: dict[str, str] = {}
+        for rank in range(PROCESSES):
+            for file in sorted(Path(folder).glob(f"*.{rank}")):
+                if results.get(file.stem, "passed") == "passed":
+                    results[file.stem] = file.read_text()
+        assert all(process.returncode == 0 for process in started), "\n".join(logs)[-4000:]
+    return results
+
+
+def main(module: str, folder: str, rank: int) -> None:
+    """Run the checks of a module in one of the processes."""
+    import torch
+
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+    checks = vars(importlib.import_module(f"distributed.{module}"))
+    for name, check in checks.items():
+        if not name.startswith("check_"):
+            continue
+        torch.manual_seed(0)
+        try:
+            check()
+            result = "passed"
+        except Exception:
+            result = traceback.format_exc()
+        (Path(folder) / f"{name}.{rank}").write_text(result)
+        # A process that failed may have left the others waiting: all of them go on together, or none does.
+        failed = torch.tensor(result != "passed", dtype=torch.int64)
+        torch.distributed.all_reduce(failed)
+        if failed:
+            break
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,51 @@
+"""The settings of committed results are those that today's presets describe, so that `--resume` recognises them."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from membydesign.experiments import load
+from membydesign.experiments.shared.addressed_sweep import Choice
+from membydesign.files import to_json
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def settings(folder):
+    """The settings of a committed result: its preset, as the command would choose it."""
+    kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    preset = load(folder.relative_to(RESULTS).parts[0]).PRESETS[kept.pop("preset")]
+    changes = {"variant": kept["variant"]} if "variant" in kept else {}
+    return kept, replace(preset, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def runs_of(config):
+    """Every training run of an experiment."""
+    if hasattr(config, "compared"):
+        choices = [*(Choice(update, seeds=config.seeds) for update in config.compared), *config.choices]
+        return [run for choice in choices for run in config.runs(choice)]
+    if hasattr(config, "task"):
+        task = config.task
+        models = [(arm, width) for width in task.widths for arm in task.arms]
+        return [run for model in models for rate in task.learning_rates for run in config.runs(*model, rate)]
+    rate = max(config.learning_rates)  # the one that was chosen
+    return [*config.probes(), *config.runs(rate)]
+
+
+@pytest.mark.parametrize(
+    "name", ["collision", "recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext", "retrofit"]
+)
+def test_the_settings_of_an_experiment_are_recognised(name):
+    kept, config = settings(RESULTS / name)
+    assert json.loads(to_json(asdict(config))) == kept
+
+
+@pytest.mark.parametrize("name", ["recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext"])
+def test_finished_runs_are_recognised(name):
+    runs = {run.name: json.loads(to_json(asdict(run))) for run in runs_of(settings(RESULTS / name)[1])}
+    folders = sorted((RESULTS / name / "runs").glob("*/config.json"))
+    assert folders
+    for path in folders:
+        assert runs[path.parent.name] == json.loads(path.read_text(encoding="utf-8"))
