@@ -1,11 +1,11 @@
-"""Train a character model of about a million parameters on text that every Python carries, and let it write.
+"""Train a character model of about a million parameters on text that ships with every Python, and generate from it.
 
     python examples/characters.py                                            # four Bayesian Layers
-    python examples/characters.py --layers bayesian_layer,attention          # a hybrid, in turn
+    python examples/characters.py --layers bayesian_layer,attention          # a hybrid: layers alternate
     mbd generate runs/characters "The "
 
-The text is Python's own help, `pydoc_data.topics`; the last twentieth of it is held out. Everything lands in one
-folder: the model with its tokenizer, the loss curve, a sample, and the numbers.
+The text is Python's own help, `pydoc_data.topics`; its last twentieth is held out. One folder receives the model with
+its tokenizer, the loss curve, a generated sample, and a report.
 """
 
 import argparse
@@ -21,19 +21,19 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from membydesign.experiments.record import Provenance
-from membydesign.experiments.style import COLOURS, house_style
+from membydesign.experiments.shared.style import COLOURS, house_style
 from membydesign.models import MemoryConfig, MemoryForCausalLM
+from membydesign.reports.provenance import Provenance
 
 
 def text() -> str:
-    """Python's help, in the order of its topics."""
+    """Return Python's help, sorted by topic."""
     topics = pydoc_data.topics.topics
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def character_tokenizer(corpus: str) -> PreTrainedTokenizerFast:
-    """One token for each character."""
+    """Make a tokenizer with one token per character."""
     tokens = ["<unk>", *sorted(set(corpus))]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
@@ -44,7 +44,7 @@ def character_tokenizer(corpus: str) -> PreTrainedTokenizerFast:
 
 
 def batches(tokens: torch.Tensor, batch: int, length: int, seed: int):
-    """Random windows of the text, for ever."""
+    """Yield batches of random windows of the text, endlessly."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(tokens) - length, (batch,), generator=generator)
@@ -53,7 +53,7 @@ def batches(tokens: torch.Tensor, batch: int, length: int, seed: int):
 
 @torch.no_grad()
 def held_out_loss(model: MemoryForCausalLM, tokens: torch.Tensor, length: int) -> float:
-    """Mean loss of a character in nats, over the whole held-out text."""
+    """Return the mean loss per character in nats, over the whole held-out text."""
     model.eval()
     windows = tokens[: len(tokens) // length * length].view(-1, length)
     loss = sum(model(w, labels=w).loss.item() * len(w) for w in windows.split(16)) / len(windows)
@@ -62,15 +62,15 @@ def held_out_loss(model: MemoryForCausalLM, tokens: torch.Tensor, length: int) -
 
 
 def main() -> None:
-    """Train, write a sample, and save everything."""
+    """Train a model, generate a sample, and save everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", default="bayesian_layer", help="names of layers, taken in turn by the four blocks")
-    parser.add_argument("--options", type=json.loads, default={}, help="arguments of the first layer's class, as JSON")
+    parser.add_argument("--layers", default="bayesian_layer", help="layer names; the four blocks cycle through them")
+    parser.add_argument("--options", type=json.loads, default={}, help="options of the first layer, as JSON")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--hidden-size", type=int, default=128)
-    parser.add_argument("--characters", type=int, default=600, help="how many to write at the end")
+    parser.add_argument("--characters", type=int, default=600, help="length of the generated sample")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/characters"))
     options = parser.parse_args()
@@ -106,8 +106,8 @@ def main() -> None:
     data = batches(tokens[:cut], options.batch, options.length, options.seed)
     losses, held_out = [], {0: held_out_loss(model, tokens[cut:], options.length)}
     started = time.perf_counter()
-    shown = TextColumn("step {task.completed}"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
-    with Progress(*shown) as progress:
+    columns = TextColumn("step {task.completed}"), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn()
+    with Progress(*columns) as progress:
         bar = progress.add_task("", total=options.steps)
         for step in range(1, options.steps + 1):
             batch = next(data)
@@ -121,16 +121,16 @@ def main() -> None:
             if step % 100 == 0 or step == options.steps:
                 held_out[step] = held_out_loss(model, tokens[cut:], options.length)
             rate = step * batch.numel() / (time.perf_counter() - started)
-            progress.update(bar, advance=1, description=f"loss {losses[-1]:.3f}, {rate:,.0f} characters a second")
+            progress.update(bar, advance=1, description=f"loss {losses[-1]:.3f}, {rate:,.0f} characters/s")
     seconds = time.perf_counter() - started
 
     model.eval()
     prompt = "The statement "
     start = tokenizer(prompt, return_tensors="pt").input_ids
     torch.manual_seed(options.seed)
-    written = model.generate(start, max_new_tokens=options.characters, do_sample=True, temperature=0.6, pad_token_id=0)
-    sample = tokenizer.decode(written[0])
-    print(f"held-out loss {held_out[options.steps]:.3f} nats a character after {seconds:.0f} s\n\n{sample}")
+    output = model.generate(start, max_new_tokens=options.characters, do_sample=True, temperature=0.6, pad_token_id=0)
+    sample = tokenizer.decode(output[0])
+    print(f"held-out loss {held_out[options.steps]:.3f} nats per character after {seconds:.0f} s\n\n{sample}")
 
     options.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.out)
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def draw(path: Path, losses: list[float], held_out: dict[int, float], title: str) -> None:
-    """The loss of every step, and of the held-out text."""
+    """Plot the training loss of every step and the held-out loss."""
     with house_style():
         import matplotlib.pyplot as plt
 

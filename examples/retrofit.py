@@ -1,12 +1,12 @@
-r"""How far the layers of a retrofit are from their teacher's, as they start and after some steps of Phase A.
+r"""Retrofit a Gated DeltaNet, and measure how close the new layers are to the teacher's, before and after Phase A.
 
     python examples/characters.py --layers gated_deltanet --out runs/teacher \
         --options '{"value_dim": 32, "norm_eps": 1e-6}'
-    python examples/retrofit.py runs/teacher                 # every choice, as it starts
-    python examples/retrofit.py runs/teacher --steps 100     # and after 100 steps
+    python examples/retrofit.py runs/teacher                 # every variant, untrained
+    python examples/retrofit.py runs/teacher --steps 100     # and after 100 steps of Phase A
     python examples/retrofit.py --head-dim 256               # a random teacher with heads of that size
 
-All layers are replaced. The NMSE of each is printed, on held-out text of the character model.
+All layers are replaced. Each line prints the NMSE of every layer on held-out text of the character model.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CHOICES = {
 
 
 def teacher_of(folder: Path | None, head_dim: int, vocabulary: int) -> MemoryForCausalLM:
-    """What `characters.py` saved, or a random Gated DeltaNet of four layers with two heads."""
+    """Load the model that `characters.py` saved, or make a random Gated DeltaNet with four layers of two heads."""
     if folder is not None:
         return MemoryForCausalLM.from_pretrained(folder)
     options = {"gated_deltanet": {"value_dim": head_dim, "norm_eps": 1e-6}}
@@ -39,22 +39,24 @@ def teacher_of(folder: Path | None, head_dim: int, vocabulary: int) -> MemoryFor
 
 @torch.no_grad()
 def held_out(teacher: MemoryForCausalLM, student: MemoryForCausalLM, windows: torch.Tensor) -> str:
-    """The NMSE of each layer."""
+    """Format the NMSE of each layer."""
     return " ".join(f"{x:.3f}" for x in phase_a_losses(teacher, student, {"input_ids": windows}).nmse.mean(1))
 
 
 def main() -> None:
-    """Print one line for each choice, and one for each report on the way."""
+    """Print one line per variant, and one per report during training."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("teacher", type=Path, nargs="?", help="a folder that characters.py wrote; default a random one")
-    parser.add_argument("--head-dim", type=int, default=32, help="of a random teacher")
-    parser.add_argument("--choices", default="", help="only those whose names contain this")
-    parser.add_argument("--steps", type=int, default=0, help="of Phase A")
+    parser.add_argument(
+        "teacher", type=Path, nargs="?", help="folder written by characters.py; default: a random model"
+    )
+    parser.add_argument("--head-dim", type=int, default=32, help="head size of a random teacher")
+    parser.add_argument("--choices", default="", help="only variants whose names contain this")
+    parser.add_argument("--steps", type=int, default=0, help="training steps of Phase A")
     parser.add_argument("--every", type=int, default=25, help="steps between reports")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--held-out", type=int, default=4, help="windows of 1,024 characters")
+    parser.add_argument("--held-out", type=int, default=4, help="number of held-out windows of 1,024 characters")
     options = parser.parse_args()
 
     torch.manual_seed(0)
@@ -70,8 +72,7 @@ def main() -> None:
             continue
         student = retrofit(teacher, layers, **choice)
         print(f"{name}: {held_out(teacher, student, windows)}", flush=True)
-        mask = phase_a_mask(student, layers)
-        freeze(student, mask)
+        freeze(student, phase_a_mask(student, layers))
         optimiser = torch.optim.AdamW([p for p in student.parameters() if p.requires_grad], options.learning_rate)
         data = batches(tokens[:cut], options.batch, options.length, seed=0)
         for step in range(1, options.steps + 1):

@@ -1,12 +1,12 @@
-"""Train a small recall model, then ask what its layer's own uncertainty tells.
+"""Train a small recall model, then test what the uncertainty of its Bayesian Layer reveals.
 
     python examples/uncertainty.py --seed 0
     python examples/uncertainty.py --seed 0 --loss all --out runs/uncertainty_all
 
-A sequence reports values of keys, "key value key value …", and then asks for 15 keys. Three of them were never written,
-three were written once, three twice, three four times, three eight times. Half of those written twice or more change
-their value halfway, and one report in five is wrong. Trained on nothing but cross-entropy, the layer's variance and
-evidence are read off held-out sequences. The figure, the numbers and the model land in one folder.
+A sequence reports values of keys, "key value key value …", and then queries 15 keys: three that were never written,
+three written once, three twice, three four times, and three eight times. Half of the keys written at least twice change
+their value halfway, and one report in five is wrong. The model is trained with cross-entropy only; the layer's variance
+and evidence are then read on held-out sequences. One folder receives the figure, the report and the model.
 """
 
 import argparse
@@ -23,27 +23,27 @@ import torch.nn.functional as F
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from membydesign.experiments.record import Provenance
-from membydesign.experiments.style import COLOURS, figure, house_style, save
+from membydesign.experiments.shared.style import COLOURS, figure, house_style, save
 from membydesign.layers import FilterLayer
 from membydesign.models import MemoryConfig, MemoryForCausalLM
+from membydesign.reports.provenance import Provenance
 
 KEYS, VALUES = 64, 32
-TIMES = torch.tensor([0, 1, 2, 4, 8]).repeat_interleave(3)  # how often each key of a sequence is written
+TIMES = torch.tensor([0, 1, 2, 4, 8]).repeat_interleave(3)  # number of writes of each key of a sequence
 ASKED, WRITES = len(TIMES), int(TIMES.sum())
 WRITTEN = (0, 1, 2, 4, 8)
 BANDS = {"1": (1, 1), "2–3": (2, 3), "4–7": (4, 7)}  # earlier writes of a key, for evidence
 
 
 class Sequences(NamedTuple):
-    """Tokens, and what is known about them. N = WRITES + ASKED counts key tokens: those written, then those asked for.
+    """Token sequences with annotations. N = WRITES + ASKED counts key tokens: first those written, then those queried.
 
     Attributes:
-        ids: tokens, [B,2·WRITES+1+ASKED]: keys and values in turn, a separator, the keys asked for.
-        answer: the true value of each key token's key, as a token, [B,N]: what it was at its last write.
-        before: how often the key was written before, [B,N].
-        since: how many tokens ago its last write was, [B,N]; without meaning where `before` is 0.
-        known: whether a write's value was written to its key before, [B,WRITES].
+        ids: tokens, [B,2·WRITES+1+ASKED]: alternating keys and values, a separator, the queried keys.
+        answer: true value of each key token at its last write, as a token, [B,N].
+        before: number of earlier writes of the key, [B,N].
+        since: tokens since its last write, [B,N]; meaningless where `before` is 0.
+        known: whether the written value had been written to the same key before, [B,WRITES].
     """
 
     ids: Tensor
@@ -54,7 +54,7 @@ class Sequences(NamedTuple):
 
 
 def sequences(count: int, generator: torch.Generator, wrong: float) -> Sequences:
-    """Random sequences; reports are wrong with probability `wrong`."""
+    """Generate random sequences; reports are wrong with probability `wrong`."""
 
     def shuffled(n: int) -> Tensor:
         return torch.rand(count, n, generator=generator).argsort(1)
@@ -64,8 +64,8 @@ def sequences(count: int, generator: torch.Generator, wrong: float) -> Sequences
 
     names = shuffled(KEYS)[:, :ASKED]
     written = torch.arange(ASKED).repeat_interleave(TIMES)[shuffled(WRITES)]
-    asked = shuffled(ASKED)
-    key = torch.cat((written, asked), 1)  # which of the sequence's 15 keys each key token is, [B,N]
+    queried = shuffled(ASKED)
+    key = torch.cat((written, queried), 1)  # index, among the sequence's 15 keys, of each key token, [B,N]
     place = torch.cat((2 * torch.arange(WRITES), 2 * WRITES + 1 + torch.arange(ASKED)))
     earlier = (key[:, :, None] == written[:, None]) & (place[:, None] > place[:WRITES])
     before = earlier.sum(2)
@@ -84,18 +84,21 @@ def sequences(count: int, generator: torch.Generator, wrong: float) -> Sequences
     pairs = torch.stack((token[:, :WRITES], KEYS + reported), 2).flatten(1)
     separator = torch.full((count, 1), KEYS + VALUES)
     ids = torch.cat((pairs, separator, token[:, WRITES:]), 1)
-    answer = torch.where(before > TIMES[key] / 2, *changed)  # a write that changes a value is no answer to itself
+    answer = torch.where(before > TIMES[key] / 2, *changed)  # a write that changes a value does not count
     return Sequences(ids, KEYS + answer, before, place - last, known)
 
 
 def at_keys(x: Tensor) -> Tensor:
-    """Of [B,T,…] what belongs to key tokens, [B,N,…]."""
+    """Select the key tokens of [B,T,…], [B,N,…]."""
     return torch.cat((x[:, 0 : 2 * WRITES : 2], x[:, -ASKED:]), 1)
 
 
 def make_model() -> MemoryForCausalLM:
-    """One Bayesian Layer with two heads. Its convolution of width 2 sees a key and its value at the value's token only,
-    so that is where a pair must be written, and where its evidence is."""
+    """Make a model with one Bayesian Layer of two heads.
+
+    Its convolution of width 2 sees a key together with its value only at the value's token, so pairs are written, and
+    have their evidence, there.
+    """
     return MemoryForCausalLM(
         MemoryConfig(
             vocab_size=KEYS + VALUES + 1,
@@ -110,7 +113,7 @@ def make_model() -> MemoryForCausalLM:
 
 
 def train(model: MemoryForCausalLM, options: argparse.Namespace) -> list[float]:
-    """Cross-entropy at the key tokens; with `--loss known` only at those whose key was written before."""
+    """Train with cross-entropy at the key tokens; with `--loss known` only where the key was written before."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     rest = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -145,13 +148,13 @@ def train(model: MemoryForCausalLM, options: argparse.Namespace) -> list[float]:
 
 
 class Reads(NamedTuple):
-    """What the trained model gave at the keys asked for, and at writes.
+    """Outputs of the trained model at queries and writes.
 
     Attributes:
-        variance: of the layer's read at each key asked for, [B,ASKED,H].
-        entropy: of the model's softmax there, in nats, [B,ASKED].
-        correct: whether its likeliest token is the answer, [B,ASKED].
-        log_evidence: of each write, at its value token, [B,WRITES,H].
+        variance: variance of the layer's read at each queried key, [B,ASKED,H].
+        entropy: entropy of the model's softmax there, in nats, [B,ASKED].
+        correct: whether its most likely token is the answer, [B,ASKED].
+        log_evidence: log evidence of each write, at its value token, [B,WRITES,H].
     """
 
     variance: Tensor
@@ -163,11 +166,11 @@ class Reads(NamedTuple):
 @torch.no_grad()
 def read(model: MemoryForCausalLM, data: Sequences) -> Reads:
     """Run the model over held-out sequences."""
-    found = []
+    batches = []
     for ids, answer in zip(data.ids.split(100), data.answer[:, -ASKED:].split(100), strict=True):
         out = model(ids, return_variance=True, return_evidence=True)
         log_p = out.logits[:, -ASKED:].log_softmax(-1)
-        found.append(
+        batches.append(
             Reads(
                 out.variances[0][:, -ASKED:, :, 0],
                 -(log_p.exp() * log_p).sum(-1),
@@ -175,11 +178,11 @@ def read(model: MemoryForCausalLM, data: Sequences) -> Reads:
                 out.log_evidences[0][:, 1 : 2 * WRITES : 2],
             )
         )
-    return Reads(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return Reads(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
 def accuracy_without(model: MemoryForCausalLM, head: int, data: Sequences) -> float:
-    """Share of right answers for written keys if a head's read is set to zero."""
+    """Measure the accuracy on written keys when a head's read is set to zero."""
     read_out = model.model.mixers()[0].get_submodule("o_proj")
 
     def silence(_: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -195,7 +198,7 @@ def accuracy_without(model: MemoryForCausalLM, head: int, data: Sequences) -> fl
 
 @torch.no_grad()
 def learned(model: MemoryForCausalLM, data: Sequences) -> dict[str, dict[str, list[float]]]:
-    """What the layer made of drift and noises: means over tokens of each kind, one for each head."""
+    """Average the learned drift and noises over tokens of each kind, for each head."""
     layer, embedded = model.model.mixers()[0], model.model.embeddings(data.ids)
     assert isinstance(layer, FilterLayer)
     inputs, _ = layer.step_inputs(model.model.layers[0].get_submodule("mixer_norm")(embedded), None, None)
@@ -208,19 +211,19 @@ def learned(model: MemoryForCausalLM, data: Sequences) -> dict[str, dict[str, li
 
 
 def auroc(high: Tensor, low: Tensor) -> float:
-    """How often a member of `high` is above one of `low`; a tie counts half."""
+    """Compute the probability that a member of `high` exceeds one of `low`; a tie counts half."""
     if not len(high) or not len(low):
         return math.nan
     return ((high[:, None] > low).double().mean() + 0.5 * (high[:, None] == low).double().mean()).item()
 
 
 def spread(x: Tensor) -> dict[str, float]:
-    """Mean, standard deviation and count."""
+    """Return mean, standard deviation and count."""
     return {"mean": x.mean().item(), "std": x.std().item(), "count": len(x)}
 
 
 def numbers(data: Sequences, reads: Reads, recall: int) -> dict:
-    """All that the page quotes: of the recall head, and of the mean over heads where it says so."""
+    """Compute all numbers of the report: for the recall head, and for the mean over heads where stated."""
     before, since = data.before[:, -ASKED:], data.since[:, -ASKED:]
     variance, everywhere = reads.variance[..., recall], reads.variance.mean(-1)
     evidence, written = reads.log_evidence[..., recall], data.before[:, :WRITES]
@@ -252,8 +255,8 @@ def numbers(data: Sequences, reads: Reads, recall: int) -> dict:
     }
 
 
-def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) -> Path:
-    """Four panels: variance by writes and by age, evidence of writes, and what each score can tell."""
+def draw(path: Path, data: Sequences, reads: Reads, results: dict, recall: int) -> Path:
+    """Plot four panels: variance by writes and by age, evidence of writes, and what each score can distinguish."""
     before = data.before[:, -ASKED:]
     blue, orange, teal = COLOURS["bayesian"], COLOURS["key_A"], COLOURS["key_B"]
 
@@ -268,9 +271,9 @@ def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) ->
             colour = blue if head == recall else "0.6"
             groups = [reads.variance[..., head][before == times] for times in WRITTEN]
             boxes(by_writes, groups, [i + 0.36 * (head - 0.5) for i in range(5)], colour, 0.28)
-            label = f"head {head + 1}: accuracy without it {found['accuracy_without_head'][head]:.2f}"
+            label = f"head {head + 1}: accuracy without it {results['accuracy_without_head'][head]:.2f}"
             by_writes.plot([], [], color=colour, label=label)
-        counts = [found["variance"][times]["count"] for times in WRITTEN]
+        counts = [results["variance"][times]["count"] for times in WRITTEN]
         by_writes.set_xticks(range(5), [f"{t}\n({n})" for t, n in zip(WRITTEN, counts, strict=True)], fontsize=8)
         by_writes.set(
             yscale="log",
@@ -282,11 +285,11 @@ def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) ->
         by_writes.legend(fontsize=7)
 
         for times, shade in zip(WRITTEN[1:], (0.35, 0.55, 0.75, 1.0), strict=True):
-            points = found["variance_by_age"][times]
+            points = results["variance_by_age"][times]
             x, y = [p["tokens"] for p in points], [p["mean"] for p in points]
             label = f"written {times}×, at least {min(p['count'] for p in points)} a point"
             by_age.errorbar(x, y, [p["std"] for p in points], color=blue, alpha=shade, marker="o", ms=3, label=label)
-        never = found["variance"][0]
+        never = results["variance"][0]
         by_age.axhline(never["mean"], color=orange, label="never written, ± std")
         by_age.axhspan(never["mean"] - never["std"], never["mean"] + never["std"], color=orange, alpha=0.15, lw=0)
         by_age.set(xlabel="tokens since the last write", ylabel="variance, mean ± std")
@@ -296,7 +299,7 @@ def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) ->
 
         written, evidence = data.before[:, :WRITES], reads.log_evidence[..., recall]
         boxes(of_writes, [evidence[written == 0]], [0], "0.4", 0.28)
-        labels = [f"0\n({found['evidence']['first write']['count']})"]
+        labels = [f"0\n({results['evidence']['first write']['count']})"]
         for i, (name, (low, high)) in enumerate(BANDS.items(), start=1):
             band = (written >= low) & (written <= high)
             boxes(of_writes, [evidence[band & data.known]], [i - 0.18], teal, 0.28)
@@ -314,7 +317,7 @@ def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) ->
 
         names = ("variance", "variance, mean over heads", "entropy")
         for i, (name, colour) in enumerate(zip(names, (blue, "#9ec5e5", "0.6"), strict=True)):
-            heights = [found[f"auroc_{decision}"][name] for decision in ("never_written", "wrong_answer")]
+            heights = [results[f"auroc_{decision}"][name] for decision in ("never_written", "wrong_answer")]
             label = {"variance": f"variance, head {recall + 1}", "entropy": "softmax entropy"}.get(name, name)
             places = [j + 0.27 * (i - 1) for j in range(2)]
             bars = tells.bar(places, [h - 0.5 for h in heights], 0.25, bottom=0.5, color=colour, label=label)
@@ -329,7 +332,7 @@ def draw(path: Path, data: Sequences, reads: Reads, found: dict, recall: int) ->
 
 
 def few_colours(path: Path) -> Path:
-    """Store an image with a palette, a third of its size."""
+    """Convert an image to a palette, which shrinks the file to a third."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -340,21 +343,23 @@ def few_colours(path: Path) -> Path:
 
 @torch.no_grad()
 def cost(model: MemoryForCausalLM, ids: Tensor) -> float:
-    """Time of a forward pass with variance and evidence, as a ratio to one without; best of ten each, in turn."""
+    """Return the time of a forward pass with variance and evidence relative to one without; best of ten."""
     best = {False: math.inf, True: math.inf}
-    for asks in (False, True) * 10:
+    for uncertainty in (False, True) * 10:
         started = time.perf_counter()
-        model(ids, return_variance=asks, return_evidence=asks)
-        best[asks] = min(best[asks], time.perf_counter() - started)
+        model(ids, return_variance=uncertainty, return_evidence=uncertainty)
+        best[uncertainty] = min(best[uncertainty], time.perf_counter() - started)
     return best[True] / best[False]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, measure, draw."""
+    """Train a model, measure its uncertainty, and plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--wrong", type=float, default=0.2, help="probability that a report is wrong")
-    parser.add_argument("--loss", choices=("known", "all"), default="known", help="ask for keys never written, too?")
+    parser.add_argument(
+        "--loss", choices=("known", "all"), default="known", help="key tokens with a loss: those written before, or all"
+    )
     parser.add_argument("--held-out", type=int, default=500, help="sequences to measure on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/uncertainty"))
@@ -367,32 +372,32 @@ def main(arguments: list[str] | None = None) -> None:
     seconds = time.perf_counter() - started
     model.eval()
 
-    # Which head recalls is decided by silencing each, on sequences that are used for nothing else.
+    # The recall head is the one whose silencing hurts accuracy most, on sequences used for nothing else.
     generator = torch.Generator().manual_seed(1_000_000 + options.seed)
-    chosen_on = sequences(max(20, options.held_out // 5), generator, options.wrong)
-    without = [accuracy_without(model, head, chosen_on) for head in range(model.config.num_heads)]
+    selection = sequences(max(20, options.held_out // 5), generator, options.wrong)
+    without = [accuracy_without(model, head, selection) for head in range(model.config.num_heads)]
     recall = without.index(min(without))
     data = sequences(options.held_out, generator, options.wrong)
     reads = read(model, data)
-    found = {"recall_head": recall + 1, "accuracy_without_head": without, **numbers(data, reads, recall)}
+    results = {"recall_head": recall + 1, "accuracy_without_head": without, **numbers(data, reads, recall)}
 
     report = {
         "provenance": asdict(Provenance.now("uncertainty", f"loss {options.loss}", seconds)),
         "parameters": sum(p.numel() for p in model.parameters()),
         "threads": torch.get_num_threads(),
         "cost_of_asking": cost(model, data.ids[:32]),
-        **found,
-        "learned": learned(model, chosen_on),
+        **results,
+        "learned": learned(model, selection),
         "losses": losses,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.out)
     rounded = json.loads(json.dumps(report), parse_float=lambda x: round(float(x), 4))
     (options.out / "report.json").write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-    drawn = draw(options.out / "uncertainty.png", data, reads, found, recall)
-    brief = {name: rounded[name] for name in (*found, "cost_of_asking") if name != "variance_by_age"}
+    figure_path = draw(options.out / "uncertainty.png", data, reads, results, recall)
+    brief = {name: rounded[name] for name in (*results, "cost_of_asking") if name != "variance_by_age"}
     print(json.dumps(brief, indent=1, ensure_ascii=False))
-    print(f"{seconds:.0f} s of training; {drawn}")
+    print(f"{seconds:.0f} s of training; {figure_path}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.patches import FancyBboxPatch
 
-from membydesign.experiments.style import figure, house_style, save
+from membydesign.experiments.shared.style import figure, house_style, save
 
 PLACES = {"global": "#e8e8e8", "registers": "#cfe2f3", "products": "#fce5cd"}
 
