@@ -4,26 +4,36 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce bench test test-slow kernels lint format resolve lock package
+.PHONY: help setup reproduce bench test test-slow fuzz sanitize kernels lint format resolve lock package wheel
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-setup: .venv/ready  ## create .venv and install the package with all its tools
+setup: .venv/ready  ## create .venv and install the package with all its tools (HASHES=1: only files with a locked hash)
 
 .venv/command: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[command,figures]'
 	@touch $@
 
+# requirements-dev.txt has a hash of every file, so it admits only the builds on the public index. By default the same
+# versions are installed by constraints.txt, which also admits other builds of them, such as PyTorch's CPU build.
+ifdef HASHES
+.venv/ready: pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch .venv/command $@
+else
 .venv/ready: .venv/command
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+endif
 
 reproduce: .venv/command  ## reproduce the paper's collision experiment: table, figures and report (under a minute)
 	$(BIN)/mbd reproduce collision --preset paper --out $(OUT)
 
-bench: .venv/ready  ## measure speed and memory beside Transformers, into benchmarks/ (about half an hour, on an idle machine)
+bench: .venv/ready  ## measure speed and memory compared with Transformers, into benchmarks/ (about half an hour, on an idle machine)
 	$(BIN)/mbd bench --out benchmarks
 
 test: .venv/ready  ## run the tests, without the slow ones
@@ -36,6 +46,12 @@ test: .venv/ready  ## run the tests, without the slow ones
 
 test-slow: .venv/evaluation  ## run the slow tests
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+fuzz: .venv/ready  ## compare 20,000 random filters with a reference written from the mathematics (ARGS="--seconds 60", CASE=seed:number)
+	PYTHONPATH=tests:benchmarks $(BIN)/python -m fuzzing $(if $(CASE),--case $(CASE)) $(ARGS)
+
+sanitize: .venv/ready  ## run native code with the address and undefined-behaviour sanitizers: tests of filters, then the fuzzer (minutes)
+	.ci/sanitize
 
 kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine, with three versions of Triton (minutes)
 	$(BIN)/python .ci/kernels.py
@@ -54,8 +70,11 @@ lock: .venv/ready  ## pin what the Makefile installs: constraints.txt and, with 
 
 package: .venv/ready  ## build sdist and wheel into dist/ and check them
 	rm -rf dist
-	$(BIN)/python -m build --quiet
+	$(BIN)/python -m build --quiet $(if $(HASHES),--no-isolation)
 	$(BIN)/twine check --strict dist/*
+
+wheel: .venv/ready  ## build a wheel with compiled code for this platform into dist/ (needs a C compiler; four CPU minutes)
+	MEMBYDESIGN_PREBUILT=1 $(BIN)/python -m build --quiet --wheel
 
 format: .venv/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .

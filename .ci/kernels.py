@@ -65,10 +65,10 @@ def compiled(version: str) -> dict[tuple[Any, ...], str]:
     done = subprocess.run(command, env=environment(version), check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(done.stderr)
-    found = json.loads(done.stdout)
-    assert found["triton"] == version, f"expected Triton {version}, got {found['triton']}"
+    result = json.loads(done.stdout)
+    assert result["triton"] == version, f"expected Triton {version}, got {result['triton']}"
     cells: dict[tuple[Any, ...], list[str]] = {}
-    for x in found["compiled"]:
+    for x in result["compiled"]:
         tiles = [x["tiles"][name] or "all" for name in ("panel", "columns", "warps")]
         failed = "does not compile" in (x["complaint"] or "")
         cell = "fails" if failed else f"{x['registers']} / {x['spills']:,} / {x['shared'] / 1024:.0f}"
@@ -76,12 +76,12 @@ def compiled(version: str) -> dict[tuple[Any, ...], str]:
     return {row: " · ".join(both) for row, both in cells.items()}
 
 
-def table(found: dict[str, dict[tuple[Any, ...], str]]) -> str:
+def table(result: dict[str, dict[tuple[Any, ...], str]]) -> str:
     """A line for each layout, a column for each version, A100 before H100."""
-    headings = ["kernel", "D", "panel", "columns", "warps", *(f"Triton {version}" for version in found)]
+    headings = ["kernel", "D", "panel", "columns", "warps", *(f"Triton {version}" for version in result)]
     lines = [headings, ["---"] * len(headings)]
-    for row in next(iter(found.values())):
-        lines.append([*map(str, row), *(cells.get(row, "") for cells in found.values())])
+    for row in next(iter(result.values())):
+        lines.append([*map(str, row), *(cells.get(row, "") for cells in result.values())])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -37,13 +37,13 @@ def main() -> int:
     cases = list(product(PLATFORMS, PYTHONS))
     with ThreadPoolExecutor(5) as pool:  # it waits for the index most of the time
         for (platform, python), (code, text) in zip(cases, pool.map(resolve, cases), strict=True):
-            found = dict(pins(text)) if code == 0 else {}
-            loose = sorted(set(found) - pinned)
+            actual = dict(pins(text)) if code == 0 else {}
+            loose = sorted(set(actual) - pinned)
             if code or loose:
                 reason = f"not pinned: {', '.join(loose)}" if loose else text.strip()
                 failures.append(f"Python {python} on {platform}: {reason}")
-            versions = "  ".join(f"{found.get(name, '-'):14}" for name in SHOWN)
-            print(f"{python:8}{platform:28}{len(found) or 'fails':>8}  {versions}".rstrip(), flush=True)
+            versions = "  ".join(f"{actual.get(name, '-'):14}" for name in SHOWN)
+            print(f"{python:8}{platform:28}{len(actual) or 'fails':>8}  {versions}".rstrip(), flush=True)
     for failure in failures:
         print(failure, file=sys.stderr)
     return bool(failures)

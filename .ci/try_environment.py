@@ -10,12 +10,12 @@ import os
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import membydesign as mbd
-from membydesign.ops import operator
+from membydesign.filter.native import structs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def main() -> None:
     assert not torch.cuda.is_available()
     expected, native = set(sys.argv[1:]), os.environ.get("MEMBYDESIGN_NATIVE") != "0"
     present = {name for name in ("triton", "fla") if importlib.util.find_spec(name)}
-    assert present == expected, f"expected {expected}, found {present}"
+    assert present == expected, f"expected {expected}, got {present}"
     calls = count_native_calls()
 
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def main() -> None:
             before = len(calls)
             out = mbd.filter_sequence(design, q, k, v, **step)
             assert (len(calls) > before) == native, f"{name} in {dtype}: native code ran {len(calls) - before} times"
-            named = mbd.filter_sequence(design, q, k, v, **step, backend="cpu" if native else "torch")
+            named = mbd.filter_sequence(design, q, k, v, **step, backend="native" if native else "torch")
             assert torch.equal(out.output, named.output), name
             loop = mbd.filter_sequence(design, q, k, v, **step, method="recurrent")
             torch.testing.assert_close(out.belief.mean, loop.belief.mean, rtol=1e-4, atol=1e-4)
@@ -61,13 +61,13 @@ def refusal(run: Callable[[], object]) -> str:
 
 def count_native_calls() -> list[str]:
     """A list that grows with every call of native code."""
-    calls, call = [], operator.call
+    calls, call = [], structs.Function.__call__
 
-    def counted(source: str, name: str, *rest: object) -> None:
-        calls.append(name)
-        call(source, name, *rest)  # pyright: ignore[reportArgumentType]
+    def counted(function: structs.Function, heads: int, *values: Any) -> None:
+        calls.append(function.call.__name__)
+        call(function, heads, *values)
 
-    operator.call = counted
+    structs.Function.__call__ = counted
     return calls
 
 
