@@ -82,13 +82,14 @@ typedef struct {
 
 static Alone look(const Inputs *x, int64_t at, int64_t i, const REAL *f, const REAL *z, const REAL *w, const REAL *u,
                   REAL r2) {
-  int64_t D = x->D, half = D / 2, pair = i % half, j = i < half ? i + half : i - half;
+  int64_t D = x->D;
   const REAL *k = x->k + at * D, *N = x->rows, l2 = x->l2[at];
   if (!x->rotates) {
     Alone a = {i, k[i], r2};
     EACH(n, D) a.d += n == i ? 0 : k[n] * u[n];
     return a;
   }
+  int64_t half = D / 2, pair = i % half, j = i < half ? i + half : i - half;
   Alone a = {j, k[i] + w[pair] * k[j] / z[i], r2};
   EACH(n, half) {
     REAL both = k[n] * u[n] + k[n + half] * u[n + half];
