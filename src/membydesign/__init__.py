@@ -3,7 +3,11 @@
 The legend of letters, used in every shape: B batch, T time, H heads, D key size, M value size, G noise groups.
 """
 
-from membydesign import layers, theory
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from membydesign.belief import Belief, DiagonalBelief
 from membydesign.design import (
     Catalogue,
@@ -47,8 +51,11 @@ from membydesign.design import (
 )
 from membydesign.errors import FilterError, KernelError, KernelWarning, NonFiniteError, NotPositiveDefiniteError
 from membydesign.filter import Filtered, filter_sequence, filter_step
-from membydesign.layers import MemoryLayer, make_layer
 from membydesign.state import Sizes
+
+if TYPE_CHECKING:
+    from membydesign import layers, theory
+    from membydesign.layers import MemoryLayer, make_layer
 
 __version__ = "0.1.0"
 
@@ -107,3 +114,16 @@ __all__ = [
     "real_rows",
     "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import layers and theory on first use: filters need neither."""
+    if name in ("layers", "theory"):
+        return import_module(f"membydesign.{name}")
+    if name in ("MemoryLayer", "make_layer"):
+        return getattr(import_module("membydesign.layers"), name)
+    raise AttributeError(f"module 'membydesign' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import membydesign as mbd
-from membydesign.filter.native import dense, diagonal, mean_pass
+from membydesign.filter.native import compiled
 from problems import DESIGNS, random_problem
 
 PROGRAM = """
@@ -70,20 +70,20 @@ def prepared(tensors, train, constant=None):
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_dense_filter(name, by_token, train):
     """Schema, fake tensors, autograd registration and tracing, as torch itself checks an operator."""
-    torch.library.opcheck(dense.OPERATOR.forward, kalman_arguments(name, by_token=by_token, train=train))
+    torch.library.opcheck(compiled.OPERATORS["kalman"], kalman_arguments(name, by_token=by_token, train=train))
 
 
 @pytest.mark.parametrize("name", ["dense-diagonal", "dense-rotation"])
 @pytest.mark.parametrize("additive", [False, True])
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_mean_given_gains(name, additive, train):
-    torch.library.opcheck(mean_pass.OPERATOR.forward, mean_pass_arguments(name, additive=additive, train=train))
+    torch.library.opcheck(compiled.OPERATORS["mean_pass"], mean_pass_arguments(name, additive=additive, train=train))
 
 
 @pytest.mark.parametrize("name", ["diagonal_2_groups-diagonal", "diagonal_2_groups-rotation"])
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_diagonal_covariance(name, train):
-    torch.library.opcheck(diagonal.OPERATOR.forward, diagonal_arguments(name, train=train))
+    torch.library.opcheck(compiled.OPERATORS["diagonal"], diagonal_arguments(name, train=train))
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])

@@ -256,7 +256,6 @@ def test_gradients_take_the_long_way(argument):
             assert native(design, **given) is not None
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in jvp
 def test_transforms_of_torch_func_take_the_long_way():
     """The output is linear in q: its derivatives are reads of the new mean."""
     design = catalogue["gated_deltanet"]

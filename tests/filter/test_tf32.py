@@ -268,7 +268,6 @@ def test_threads_do_not_undo_each_other(high):
     assert allowed()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in jvp
 @pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 4, 5)), ((2, 1, 3, 4), (2, 3, 4, 5)), ((3, 4), (2, 4, 5))])
 def test_product(shapes, high, monkeypatch):
     """Gradients, their gradients and torch.func, held against finite differences in float64."""
@@ -282,7 +281,6 @@ def test_product(shapes, high, monkeypatch):
     torch.testing.assert_close(mapped, a @ b)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own, in jvp
 @pytest.mark.parametrize("unitriangular", [False, True])
 def test_factors_and_triangular_systems(unitriangular, high, monkeypatch):
     monkeypatch.setattr(products, "_guarded", lambda x: not products._here.depth)

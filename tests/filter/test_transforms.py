@@ -25,7 +25,6 @@ NAMES = [
 ]
 WAYS = [{}, {"backend": "native"}, {"backend": "torch"}, {"method": "recurrent"}]
 TORCH = [{}, {"backend": "torch"}, {"method": "recurrent"}]
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's, in jvp
 
 
 def tensors_of(name: str, **sizes: Any) -> list[Tensor]:

@@ -19,6 +19,7 @@ from problems import DESIGNS, random_belief, random_problem
 pytest.importorskip("triton")
 from kernel_checks.interpreter import faster
 from membydesign.filter import api
+from membydesign.filter.native import compiled
 from membydesign.filter.torch import dense as chunk
 from membydesign.filter.triton import dense as triton
 from membydesign.filter.triton import kernel
@@ -231,7 +232,7 @@ def test_torch_operator(name):
         True,
     )
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(triton.OPERATOR.forward, arguments, test_utils=tests)
+    torch.library.opcheck(compiled.OPERATORS["kalman_triton"], arguments, test_utils=tests)
 
 
 def test_a_lost_covariance_is_reported(monkeypatch):

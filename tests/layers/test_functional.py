@@ -12,7 +12,6 @@ from membydesign.layers import LAYERS, make_layer
 from membydesign.models import MemoryConfig, MemoryForCausalLM
 
 FILTERED = [name for name in LAYERS if name not in ("attention", "hyena")]
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's, in jvp
 
 
 def layer_of(name: str, **options) -> Any:

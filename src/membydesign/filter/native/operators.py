@@ -15,32 +15,25 @@ if TYPE_CHECKING:
     from membydesign.filter.native.description import Description
 
 
+DESCRIBED: list[Description | Any] = []
+"""What `differentiable` was called with, for `native.compiled`."""
+
+
 class Operator(NamedTuple):
     """What `differentiable` makes.
 
     Attributes:
         apply: the function, for tensors with or without gradients: arguments and results by name.
         run: the same by position.
-        forward: the torch operator behind it under torch.compile.
     """
 
     apply: Callable[..., dict[str, Tensor]]
     run: Callable[..., tuple[Tensor, ...]]
-    forward: Any
 
 
 def differentiable(op: Description | Any) -> Operator:
     """Make a differentiable function of native code, or of any object with the attributes that are used here."""
-    forward_operator, backward_operator = (
-        torch.library.custom_op(f"membydesign::{op.name}_{name}", function, mutates_args=(), schema=schema)
-        for name, function, schema in (("forward", op.forward, op.schema), ("backward", op.backward, op.schema_back))
-    )
-    forward_operator.register_fake(op.empty_outputs)
-    backward_operator.register_fake(op.empty_gradients)
-    forward_operator.register_autograd(
-        lambda ctx, *grads: op.gradients(backward_operator, ctx, grads),
-        setup_context=lambda ctx, inputs, output: op.remember(ctx, inputs, output),
-    )
+    DESCRIBED.append(op)
     names, results = op.arguments[:-1], tuple(o.name for o in op.outputs)
     private = [place for place, o in enumerate(op.outputs) if o.private]
     shared = tuple(place for place, i in enumerate(op.inputs) if i.constant)
@@ -112,12 +105,14 @@ def differentiable(op: Description | Any) -> Operator:
     def run(*inputs: Any) -> tuple[Tensor, ...]:
         save = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         if torch.compiler.is_compiling():
-            return forward_operator(*inputs, save)
+            from membydesign.filter.native import compiled
+
+            return compiled.OPERATORS[op.name](*inputs, save)
         if transforms.active():  # a sample of torch.vmap does not say whether the whole needs a gradient
             return Transformed.apply(*inputs, torch.is_grad_enabled())
         return Eager.apply(*inputs, save)
 
-    return Operator(apply, run, forward_operator)
+    return Operator(apply, run)
 
 
 def _mapped(

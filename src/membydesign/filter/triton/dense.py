@@ -26,7 +26,7 @@ from triton import knobs
 
 from membydesign.belief import Belief
 from membydesign.filter.inputs import Run
-from membydesign.filter.native import operators as operator
+from membydesign.filter.native import compiled, operators
 from membydesign.filter.torch.dense import accumulated_noise, filter_chunk
 from membydesign.filter.torch.frame import Frame, cut, joined
 from membydesign.filter.transforms import values
@@ -313,7 +313,7 @@ def _gradients(
     )  # fmt: skip
 
 
-OPERATOR = operator.differentiable(
+OPERATOR = operators.differentiable(
     SimpleNamespace(
         name="kalman_triton",
         forward=forward,
@@ -330,6 +330,7 @@ OPERATOR = operator.differentiable(
         kept=(),
     )
 )
+compiled.register()
 
 
 def filter_triton(

@@ -18,13 +18,10 @@ setting. It recompiles when the CUDA setting changes; after a change of the CPU 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BACKENDS = {"cuda": "cuda", "cpu": "mkldnn", "xpu": "mkldnn"}
 """Library that multiplies on each device type; other devices do not round."""
@@ -101,21 +98,33 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """Multiply matrices [..., n, k] and [..., k, m], like `a @ b`."""
     if not _guarded(a):
         return a @ b
-    return _PRODUCT(a, b) if torch.compiler.is_compiling() else _Product.apply(a, b)
+    if torch.compiler.is_compiling():
+        from membydesign.products import operators
+
+        return operators.PRODUCT(a, b)
+    return _Product.apply(a, b)
 
 
 def cholesky(a: Tensor) -> tuple[Tensor, Tensor]:
     """Compute L with a = L Lᵀ, and the order of the first minor that is not positive, or 0, like `cholesky_ex`."""
     if not _guarded(a):
         return torch.linalg.cholesky_ex(a)
-    return _CHOLESKY(a) if torch.compiler.is_compiling() else _Cholesky.apply(a)
+    if torch.compiler.is_compiling():
+        from membydesign.products import operators
+
+        return operators.CHOLESKY(a)
+    return _Cholesky.apply(a)
 
 
 def solve_lower(a: Tensor, b: Tensor, *, unitriangular: bool = False) -> Tensor:
     """Compute a⁻¹ b for lower-triangular a and matrices b of the same leading shape."""
     if not _guarded(a):
         return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=unitriangular)
-    return (_SOLVE if torch.compiler.is_compiling() else _Solve.apply)(a, b, unitriangular)
+    if torch.compiler.is_compiling():
+        from membydesign.products import operators
+
+        return operators.SOLVE(a, b, unitriangular)
+    return _Solve.apply(a, b, unitriangular)
 
 
 def _guarded(x: Tensor) -> bool:
@@ -170,18 +179,21 @@ def _put_back(shared: str | None, settings: dict[str, str]) -> None:
 # --------------------------------------------------------------------------------------------------- the operators
 
 
-def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply in full float32, whatever torch's matmul precision is."""
     with full_precision(a.device.type):
         return a @ b
 
 
-def _remember_product(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def remember_product(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    """Keep both factors."""
     del output
     ctx.save_for_backward(*inputs)
     ctx.save_for_forward(*inputs)
 
 
-def _product_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def product_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of both factors: g bᵀ and aᵀ g."""
     a, b = ctx.saved_tensors
     need_a, need_b = ctx.needs_input_grad[:2]
     return (
@@ -191,19 +203,19 @@ def _product_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | Non
 
 
 class _Product(torch.autograd.Function):
-    """`_multiplied` with its gradient, for eager mode, torch.func and second derivatives."""
+    """`multiplied` with its gradient, for eager mode, torch.func and second derivatives."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        return _multiplied(a, b)
+        return multiplied(a, b)
 
-    setup_context = staticmethod(_remember_product)
+    setup_context = staticmethod(remember_product)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        return _product_gradients(ctx, *grads)
+        return product_gradients(ctx, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor | None:
@@ -212,37 +224,40 @@ class _Product(torch.autograd.Function):
         return left if right is None else right if left is None else left + right
 
 
-def _solved(a: Tensor, b: Tensor, unitriangular: bool) -> Tensor:
+def solved(a: Tensor, b: Tensor, unitriangular: bool) -> Tensor:
+    """Compute a⁻¹ b for lower-triangular a."""
     return torch.linalg.solve_triangular(a, b, upper=False, unitriangular=unitriangular)
 
 
-def _solve_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+def solve_gradients(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """Gradients of the triangle and of the right-hand side."""
     a, x = ctx.saved_tensors
     db = torch.linalg.solve_triangular(a.mT, g, upper=True, unitriangular=ctx.unitriangular)
     da = -product(db, x.mT).tril(-1 if ctx.unitriangular else 0) if ctx.needs_input_grad[0] else None
     return da, db, None
 
 
-def _remember_solve(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+def remember_solve(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
+    """Keep the triangle and the solution."""
     ctx.unitriangular = inputs[2]
     ctx.save_for_backward(inputs[0], output)
     ctx.save_for_forward(inputs[0], output)
 
 
 class _Solve(torch.autograd.Function):
-    """`_solved` with a gradient in full precision; torch's own uses a plain product."""
+    """`solved` with a gradient in full precision; torch's own uses a plain product."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, unitriangular: bool) -> Tensor:
-        return _solved(a, b, unitriangular)
+        return solved(a, b, unitriangular)
 
-    setup_context = staticmethod(_remember_solve)
+    setup_context = staticmethod(remember_solve)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        return _solve_gradients(ctx, *grads)
+        return solve_gradients(ctx, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -250,37 +265,39 @@ class _Solve(torch.autograd.Function):
         right = torch.zeros_like(x) if db is None else db
         if da is not None:
             right = right - product(da.tril(-1 if ctx.unitriangular else 0), x)
-        return _solved(a, right, ctx.unitriangular)
+        return solved(a, right, ctx.unitriangular)
 
 
-def _factored(a: Tensor) -> tuple[Tensor, Tensor]:
+def factored(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the Cholesky factor, and the order of the first minor that is not positive."""
     factor, info = torch.linalg.cholesky_ex(a)
     return factor, info  # a plain tuple, as torch.vmap needs it
 
 
-def _remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+def remember_factor(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    """Keep the factor."""
     del inputs
     ctx.save_for_backward(output[0])
 
 
 class _Cholesky(torch.autograd.Function):
-    """`_factored` with a gradient in full precision."""
+    """`factored` with a gradient in full precision."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(a: Tensor) -> tuple[Tensor, Tensor]:
-        return _factored(a)
+        return factored(a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        _remember_factor(ctx, inputs, output)
+        remember_factor(ctx, inputs, output)
         ctx.save_for_forward(output[0])
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
-        return _cholesky_gradient(ctx, *grads)
+        return cholesky_gradient(ctx, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, None]:
@@ -288,11 +305,11 @@ class _Cholesky(torch.autograd.Function):
         (L,), (da,) = ctx.saved_tensors, tangents
         if da is None:
             return None, None
-        inner = _solved(L, _solved(L, (da + da.mT) / 2, False).mT, False)
+        inner = solved(L, solved(L, (da + da.mT) / 2, False).mT, False)
         return product(L, inner.tril() - torch.diag_embed(inner.diagonal(dim1=-2, dim2=-1)) / 2), None
 
 
-def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None = None) -> Tensor | None:
+def cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None = None) -> Tensor | None:
     """½ L⁻ᵀ S L⁻¹, where S is symmetric and has the lower triangle of Lᵀ g."""
     if g is None:
         return None
@@ -300,18 +317,3 @@ def _cholesky_gradient(ctx: Any, g: Tensor | None, _: Tensor | None = None) -> T
     lower = product(L.mT, g).tril()
     half = torch.linalg.solve_triangular(L.mT, lower + lower.tril(-1).mT, upper=True)
     return 0.5 * torch.linalg.solve_triangular(L, half, upper=False, left=False)
-
-
-def _operator(
-    name: str, run: Callable[..., Any], remember: Callable[..., None], gradients: Callable[..., Any]
-) -> Callable[..., Any]:
-    """Register a torch operator that is opaque to the compiler. `run` also infers the shapes of its results."""
-    operator = torch.library.custom_op(f"membydesign::{name}", run, mutates_args=())
-    operator.register_fake(run)
-    operator.register_autograd(gradients, setup_context=remember)
-    return operator
-
-
-_PRODUCT = _operator("product", _multiplied, _remember_product, _product_gradients)
-_SOLVE = _operator("solve_lower", _solved, _remember_solve, _solve_gradients)
-_CHOLESKY = _operator("cholesky", _factored, _remember_factor, _cholesky_gradient)
