@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from membydesign.errors import FilterError, NonFiniteError, NotPositiveDefiniteError
-from membydesign.filter.checks import of_sample, where_at
+from membydesign.filter.checks import all_finite, of_sample, where_at
 from membydesign.filter.transforms import hidden, values
 from membydesign.state import map_state, named_tensors
 
@@ -39,7 +39,7 @@ def check_results(precision: Tensor | None, noise: Tensor | None, results: Mappi
         noise = torch.zeros_like(precision) if noise is None else noise
         _check_precision(precision.detach(), noise.detach())
     for name, x in results.items():
-        if x is not None and not all(math.isfinite(value.item()) for value in torch.aminmax(values(x))):
+        if x is not None and not all_finite(x):
             index = (~torch.isfinite(values(x))).nonzero()[0].tolist()
             hint = "scale the inputs down or use a wider type"
             raise NonFiniteError(f"{name} overflowed in {x.dtype} at index {index}: {hint}")
