@@ -53,8 +53,8 @@ fuzz: .venv/ready  ## compare 20,000 random filters with a reference written fro
 sanitize: .venv/ready  ## run native code with the address and undefined-behaviour sanitizers: tests of filters, then the fuzzer (minutes)
 	.ci/sanitize
 
-kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine, with three versions of Triton (minutes)
-	$(BIN)/python .ci/kernels.py
+kernels: .venv/ready  ## compile every GPU kernel for A100 and H100, on any machine, with three versions of Triton (minutes; ARGS=--quick: one)
+	$(BIN)/python .ci/kernels.py $(ARGS)
 
 lint: .venv/ready  ## ruff, pyright and the one-way order of imports
 	$(BIN)/ruff check .
