@@ -363,3 +363,20 @@ def test_beliefs_of_mixed_types_are_widened():
     out = mbd.filter_sequence(DENSE, **arguments, initial=mixed)
     assert out.belief.mean.dtype == torch.float64
     assert out.output.dtype == torch.float32
+
+
+@pytest.mark.parametrize("call", ["sequence", "step"])
+def test_a_number_is_as_exact_as_the_belief(call):
+    """A Python number next to float32 keys and a float64 belief is not rounded to float32 on its way."""
+    design = mbd.DesignModel(mbd.ScalarDecay(), mbd.ObserveMemory(), mbd.Diagonal())
+    x = torch.randn(1, 1, 2, 4, generator=torch.Generator().manual_seed(0))
+    belief = design.prior(mbd.Sizes(1, 2, 4, 4), dtype=torch.float64, device="cpu")
+    step = {"log_decay": -0.3925552440925444, "process_noise": 0.1, "write_noise": 1e-7}
+
+    def covariance(x):
+        if call == "step":
+            x = x[:, 0].clone().requires_grad_()  # which native code does not follow
+            return mbd.filter_step(design, belief, x, x, x, **step)[1].covariance.detach()
+        return mbd.filter_sequence(design, x, x, x, initial=belief, **step).belief.covariance
+
+    torch.testing.assert_close(covariance(x), covariance(x.double()), rtol=1e-14, atol=0)

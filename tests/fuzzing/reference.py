@@ -64,6 +64,14 @@ class Rounding:
         noise = self._drawn(self.noise, mean)
         return mean + noise * (largest + uncorrected - uncorrected.detach())
 
+    def conditioned(self, P: Tensor, largest: Tensor) -> Tensor:
+        """A dense covariance as a filter in chunks may have rounded it.
+
+        At the end of a chunk it is the difference of what memory would be without the writes of the chunk and of what
+        they resolved, so that its error is scaled by the `largest` covariance before them.
+        """
+        return P + self._drawn(self.noise, P) * largest if self.chunked else P
+
     def _drawn(self, pool: Tensor, x: Tensor) -> Tensor:
         size = x[0].numel()
         place = self.random.randrange(pool.shape[1] - size)
@@ -73,13 +81,15 @@ class Rounding:
 class State(NamedTuple):
     """M, [N,B,H,D,M], and what is kept of P: matrices [N,B,H,G,D,D], exposures [N,B,H,D] of counts, or None.
 
-    `largest` is the largest mean so far, as much of it as decays left, and `uncorrected` the sum of all writes.
+    `largest` is the largest mean so far, as much of it as decays left, and `uncorrected` the sum of all writes;
+    `largest_kept` is the largest dense covariance so far.
     """
 
     mean: Tensor
     kept: Tensor | None
     largest: Tensor | None = None
     uncorrected: Tensor | None = None
+    largest_kept: Tensor | None = None
 
 
 def run(
@@ -156,6 +166,12 @@ def gaussian_step(
     noise = x["write_noise"]  # [N,B,H,G]
     P = predicted_covariance(spec, x, A, state.kept, rounded)  # [N,B,H,G,D,D]
     passed.append(P)
+    largest_kept = None
+    if spec.kept == "dense":
+        largest_kept = P.detach().abs()
+        if state.largest_kept is not None:
+            drift = A.detach().abs()[..., None, :, :]
+            largest_kept = torch.maximum(drift @ state.largest_kept @ drift.mT, largest_kept)
     u = rounded((P @ k[..., None, :, None])[..., 0])  # [N,B,H,G,D]
     along = rounded((u * k[..., None, :]).sum(-1))
     G = u.shape[-2]
@@ -181,12 +197,14 @@ def gaussian_step(
         variance, kept = reset_variance(P[..., 0, 0], noise, q, k, rounded), None
     else:
         P = rounded(P - rounded(gain[..., :, None] * u[..., None, :]))
+        if largest_kept is not None:
+            P = rounded.conditioned(P, largest_kept)
         kept = truncated(spec, P)
         variance = rounded((rounded(kept * q[..., None, None, :]) * q[..., None, :, None]).sum((-2, -1)))
     output = rounded((q[..., None, :] @ mean)[..., 0, :])
     trust = noise * precision
     return {"output": output, "variance": variance, "evidence": evidence, "trust": trust}, State(
-        mean, kept, largest, uncorrected
+        mean, kept, largest, uncorrected, largest_kept
     )
 
 
@@ -244,7 +262,8 @@ def _additive(
     spec: Spec, x: Mapping[str, Tensor], A: Tensor, state: State, rounded: Rounding
 ) -> tuple[dict[str, Tensor], State]:
     """φ ~ N(0, λI), S = A S + k φᵀ, v | φ ~ N(φ, r²I): M = A M + ω k vᵀ and P = A P Aᵀ + ω r² k kᵀ, ω = λ/(λ + r²)."""
-    (mean, kept, largest, uncorrected), q, k, v = state, x["q"], x["k"], x["v"]
+    mean, kept, largest, uncorrected, _ = state
+    q, k, v = x["q"], x["k"], x["v"]
     assert largest is not None
     assert uncorrected is not None
     prior, noise = x["prior_variance"], x["write_noise"]

@@ -123,7 +123,7 @@ def filter_sequence(
         options = {"method": method, "chunk_size": chunk_size, "backend": backend, "state_dtype": state_dtype}
         returns = {"return_variance": return_variance, "return_evidence": return_evidence}
         return _filter_shards(design, q, k, v, initial, cu_seqlens, step_parameters, **options, **returns)
-    inputs = checks.check_inputs(design, q, k, v, step_parameters, lead="B,T,H", state_dtype=state_dtype)
+    inputs = checks.check_inputs(design, q, k, v, step_parameters, lead="B,T,H", state_dtype=state_dtype, state=initial)
     if return_variance and not design.has_variance:
         raise ValueError(
             f"return_variance: expected False for {design.title}, which keeps no covariance (use covariance=Dense() "
@@ -179,7 +179,8 @@ def filter_step(
         return result
     if sharded.any_sharded((q, k, v, *step_parameters.values(), *_tensors(belief))):
         return _step_shards(design, belief, q, k, v, step_parameters)
-    inputs = checks.check_inputs(design, q, k, v, step_parameters, lead="B,H").map(lambda x: x.unsqueeze(1))
+    inputs = checks.check_inputs(design, q, k, v, step_parameters, lead="B,H", state=belief)
+    inputs = inputs.map(lambda x: x.unsqueeze(1))
     belief = checks.check_state(design, belief, "belief", q.shape[0], q, v.shape[-1])
     check_before(arguments := Arguments(design, inputs, belief, "belief", thorough=False))
     belief, inputs = _in_one_type(belief, inputs)

@@ -36,6 +36,7 @@ def check_inputs(
     parameters: Mapping[str, Tensor | float | None],
     lead: str,
     state_dtype: torch.dtype | None = None,
+    state: object = None,
 ) -> Inputs:
     """Check shapes and types against the design's schema, and bring everything to the state's type.
 
@@ -47,6 +48,7 @@ def check_inputs(
         parameters: step parameters by name, as the user passed them.
         lead: the leading axes: "B,T,H" for sequences, "B,H" for one step.
         state_dtype: the smallest type that the user accepts; None for that of the widest argument.
+        state: the state to start from, not yet checked: numbers among the parameters become as exact as it is.
     """
     check_design(design)
     check_sequences(design, q, k, v, lead)
@@ -61,6 +63,8 @@ def check_inputs(
         if state_dtype not in (torch.float32, torch.float64) or torch.promote_types(dtype, state_dtype) != state_dtype:
             refuse("state_dtype", f"{'torch.float32 or ' * (dtype == torch.float32)}torch.float64", repr(state_dtype))
         dtype = state_dtype
+    parts = (x.dtype for _, x in named_tensors(state)) if isinstance(state, tuple) else ()
+    dtype = reduce(torch.promote_types, (part for part in parts if part.is_floating_point), dtype)
     checked = {
         name: _check_parameter(design, parameter, parameters[name], q, v, dtype, lead)
         for name, parameter in schema.items()
