@@ -27,12 +27,14 @@ class Expected(NamedTuple):
         leaves: the arguments in float64, to differentiate by.
         trust: β r² of every write, which is 1/(1 + kᵀP̄k/r²), of designs that have it.
         passed: all means and covariances on the way that depend on the leaves.
+        covariances: all matrices that are kept on the way.
     """
 
     results: dict[str, Tensor]
     leaves: dict[str, Tensor]
     trust: Tensor | None
     passed: list[Tensor]
+    covariances: list[Tensor]
 
     def differentiated(self, case: Case, library: Outcome) -> Outcome:
         """The results, with the gradients of those that were differentiated in the library.
@@ -92,7 +94,8 @@ def run_reference(case: Case, problem: Problem) -> Expected:
         results["total evidence"] = _sums(results["evidence"], bounds)
     trust = results.pop("trust", None)
     followed = [part for part in passed if part.requires_grad]
-    return Expected(results, leaves, None if trust is None else trust.detach(), followed)
+    matrices = [part.detach() for part in passed if case.spec.kept in ("dense", "block") and part.ndim == 6]
+    return Expected(results, leaves, None if trust is None else trust.detach(), followed, matrices)
 
 
 def _each_segment(

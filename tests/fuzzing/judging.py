@@ -137,13 +137,22 @@ def _judge_error(error: Exception, case: Case, problem: Problem, expected: Expec
     narrow = expected.results["output"][0].abs().max().item() / torch.finfo(case.dtype).max
     # some function of the results, such as the square of a covariance, must leave the range of the type
     overflows = narrow > 0.5 or any(not x < finite.max**0.5 for x in ranges)
-    singular = SAFETY * spread > finite.eps**0.5
+    singular = SAFETY * spread > finite.eps**0.5 or any(_may_lose_sign(P) for P in expected.covariances)
     if isinstance(error, mbd.NotPositiveDefiniteError) and not singular:
         verdict.findings.append(f"raised {type(error).__name__} with a spread of β r² of {spread:.1e}: {error}")
     elif isinstance(error, mbd.NonFiniteError) and not overflows:
         verdict.findings.append(f"raised {type(error).__name__} with results up to {max(ranges):.1e}: {error}")
     else:
         verdict.raised = type(error).__name__
+
+
+def _may_lose_sign(replicas: Tensor) -> bool:
+    """Whether rounding errors of matrices, [N,...,D,D], are as large as one of their eigenvalues."""
+    if not bool(replicas.isfinite().all()):
+        return True
+    smallest = torch.linalg.eigvalsh(replicas[0])[..., 0]
+    spread = (replicas - replicas[:1]).abs().amax((0, -2, -1))
+    return bool((smallest <= SAFETY * replicas.shape[-1] * spread).any())
 
 
 def _differentiable(case: Case, expected: Outcome, dtype: torch.dtype) -> bool:

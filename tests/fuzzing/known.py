@@ -23,9 +23,9 @@ class Known(NamedTuple):
 def _sure_writes(case: Case, problem: Problem, finding: str) -> bool:
     """Gradients of writes that are far surer than memory cancel inside a chunk (docs/chunk-form.md, "Sure writes")."""
     del problem
-    propagated = case.spec.kept in ("dense", "diagonal", "block") and case.spec.write == "observe"
+    corrects = case.spec.write == "observe"
     sure = case.keys != "usual" or case.noises["write_noise"] != "usual" or case.noises["process_noise"] != "usual"
-    return propagated and case.chunked and sure and finding.startswith("gradient")
+    return corrects and case.chunked and sure and finding.startswith("gradient")
 
 
 KNOWN: tuple[Known, ...] = (Known("gradients of sure writes in chunks", _sure_writes),)

@@ -250,12 +250,16 @@ def truncated(spec: Spec, P: Tensor) -> Tensor:
 def reset_variance(prior: Tensor, noise: Tensor, q: Tensor, k: Tensor, rounded: Rounding) -> Tensor:
     """qᵀ(λI − λ²kkᵀ/(r² + λ‖k‖²))q without cancellation, by Lagrange's identity.
 
-    ‖q‖²‖k‖² − (qᵀk)² = ½ Σ_ij (q_i k_j − q_j k_i)², so that it is (½ λ Σ(…)² + ‖q‖² r²) / (‖k‖² + r²/λ).
+    ‖q‖²‖k‖² − (qᵀk)² = ½ Σ_ij (q_i k_j − q_j k_i)², so that it is (½ λ Σ(…)² + ‖q‖² r²) / (‖k‖² + r²/λ). Where ‖k‖²
+    is below r²/λ, its gradient by r² would cancel in that form, and the plain difference loses nothing.
     """
     cross = rounded(q[..., :, None] * k[..., None, :])
     area = rounded(0.5 * (cross - cross.mT).square().sum((-2, -1)))[..., None]
     squared_q, squared_k = q.square().sum(-1, keepdim=True), k.square().sum(-1, keepdim=True)
-    return rounded((prior * area + squared_q * noise) / (squared_k + noise / prior))
+    split = (prior * area + squared_q * noise) / (squared_k + noise / prior)
+    along = rounded((q * k).sum(-1, keepdim=True))
+    lowered = prior * (squared_q - along.square() / (squared_k + noise / prior))
+    return rounded(torch.where(squared_k > noise / prior, split, lowered))
 
 
 def _additive(

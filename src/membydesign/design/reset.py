@@ -92,6 +92,8 @@ def reset_variance(prior_variance: Tensor, precision: Tensor, noise: Tensor, q: 
     sure = prior_variance * squared_norm > noise
     along = product / torch.where(sure.any(-1, keepdim=True), squared_norm, 1.0)
     across = (q - along * k).square().sum(-1, keepdim=True)
+    if k.shape[-1] == 1:  # nothing is across the key, and what rounding leaves may exceed the variance along it
+        across = torch.zeros_like(across)
     split = across + along.square() * squared_norm * noise * precision
     lowered = _squared_norm(q) - precision * prior_variance * product.square()
     return prior_variance * torch.where(sure, split, lowered)
