@@ -30,6 +30,7 @@ def check(*options: str) -> dict:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "sizes"), [("sm_90", [16]), *SLOW])
 def test_small_kernels_compile_without_spills(target, sizes):
     """With rotations, variance and evidence, the most of all; `make kernels` compiles every size and layout."""

@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "characters.py"
 TINY = ("--steps", "3", "--batch", "2", "--length", "64", "--hidden-size", "16", "--characters", "9")
 
 
-@pytest.mark.parametrize("layers", ["bayesian_layer", pytest.param("bayesian_layer,attention", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["bayesian_layer", "bayesian_layer,attention"])
 def test_it_trains_writes_and_saves(tmp_path, layers):
     words = [sys.executable, "-W", "error", str(SCRIPT), *TINY, "--layers", layers, "--out", str(tmp_path)]
     run = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)

@@ -7,6 +7,7 @@ import copy
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import membydesign as mbd
@@ -194,6 +195,7 @@ for name in names:
 """
 
 
+@pytest.mark.slow
 def test_loading_names_the_module_to_import(tmp_path):
     (tmp_path / "my_memories.py").write_text(SETUP.format(folder=str(FOLDER)))
     for program in (SAVE, LOAD):

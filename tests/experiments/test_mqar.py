@@ -26,7 +26,9 @@ def every(config):
     return [run for model in models for rate in task.learning_rates for run in config.runs(*model, rate)]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", ["base", *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != "base")]
+)
 def test_the_smoke_command(variant, tmp_path):
     """In well under two minutes, with a complete report, and `--resume` trains nothing again."""
     out, started = tmp_path / "out", cpu_seconds()

@@ -69,7 +69,8 @@ def test_results_over_seeds():
     assert str(results.test("bayesian_layer", "a", "x")) == "3.000 ± 2.646"
 
 
-@pytest.mark.parametrize("experiment", ["recall", pytest.param("crowding", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["recall", "crowding"])
 def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
     out, started = tmp_path / "result", cpu_seconds()
     command = ["reproduce", experiment, "--preset", "smoke", "--out", str(out), "--workers", "1"]

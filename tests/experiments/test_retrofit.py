@@ -185,6 +185,7 @@ def saved_teacher(folder: Path, layers: str = "gated_deltanet", vocab_size: int 
     return str(folder)
 
 
+@pytest.mark.slow
 def test_both_phases_and_the_control_of_a_small_copy(tmp_path):
     """From a saved teacher: what is replaced, what moves, and that the student comes nearer to its teacher."""
     teacher = saved_teacher(tmp_path / "teacher")
@@ -260,6 +261,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
     assert after["perplexity"] == before["perplexity"]
 
 
+@pytest.mark.slow
 def test_stopped_in_the_middle_of_each_phase_it_ends_with_the_same_weights(tmp_path):
     config = replace(SMOKE, evaluation=replace(SMOKE.evaluation, samples=1, lengths=(1024,), tasks=("niah_single_1",)))
     retrofit.run(config, RunContext(tmp_path / "whole"))

@@ -75,6 +75,7 @@ def test_the_paper_s_settings_to_the_letter():
     assert PAPER.texts.held_out == tuple(f"hub:Salesforce/wikitext:wikitext-103-v1:{s}" for s in ("validation", "test"))
 
 
+@pytest.mark.slow
 def test_steps_of_the_paper_s_settings_on_a_small_copy(tmp_path):
     """All of the paper's settings but sizes and text: bf16, accumulation, dropout; in a process of its own."""
     small = replace(

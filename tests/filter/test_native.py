@@ -118,6 +118,7 @@ def test_torch_compile(name, backend):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_compiling_is_announced_once(tmp_path):
     first, second = run(XDG_CACHE_HOME=str(tmp_path)), run(XDG_CACHE_HOME=str(tmp_path))
     assert "compiling kalman_token.c (float), once for this machine" in first.stderr
@@ -157,8 +158,8 @@ def test_several_processes_may_start_at_once(tmp_path):
     ("environment", "message"),
     [
         ({"CC": "", "PATH": ""}, "no C compiler was found"),
-        ({"CC": "false"}, "could not be compiled"),
-        ({"MEMBYDESIGN_NATIVE": "0"}, ""),
+        pytest.param({"CC": "false"}, "could not be compiled", marks=pytest.mark.slow),
+        pytest.param({"MEMBYDESIGN_NATIVE": "0"}, "", marks=pytest.mark.slow),
     ],
 )
 def test_without_native_code_torch_does_it(tmp_path, environment, message):

@@ -198,6 +198,7 @@ def assert_compiled_trains_as_eager(layers: list[str], backend: str):
         assert_close(q.grad, p.grad, 1e-3, name)
 
 
+@pytest.mark.slow
 def test_a_compiled_training_step_is_the_eager_one():
     assert_compiled_trains_as_eager(["bayesian_layer", "gated_deltanet_style"], "aot_eager")
 

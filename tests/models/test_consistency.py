@@ -167,6 +167,7 @@ def test_every_way_generates_the_same_tokens(case):
     assert_every_way_generates_the_same(case, QUICK, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY)
 def test_every_way_generates_the_same_200_tokens(case):
     assert_every_way_generates_the_same(case, LONG, 24)

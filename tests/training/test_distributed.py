@@ -48,7 +48,8 @@ def losses_in(folder: Path) -> list[float]:
     return [line["loss"] for line in lines]
 
 
-@pytest.mark.parametrize("way", [way if way == "ddp" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_two_processes_give_the_losses_of_one_and_one_goes_on_where_they_stopped(way, tmp_path):
     alone = plain(tmp_path / "alone", make_accelerator())[1]["losses"]
     assert launch(way, "plain", tmp_path / "found.json", tmp_path / "two" / "run") == 0

@@ -79,6 +79,7 @@ def test_learning_rates_have_multipliers_by_name():
         train(model(), batch_of, losses_of, one, seed=0, multipliers={"head.wieght": 0.1})
 
 
+@pytest.mark.slow
 def test_mixed_precision_computes_in_bf16_and_keeps_float32():
     """In a process of its own: Accelerate has one precision for each."""
     code = (

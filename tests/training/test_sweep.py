@@ -28,10 +28,12 @@ def test_runs_that_are_done_are_not_done_again(tmp_path):
     assert not list(tmp_path.glob("*/step-*")), "checkpoints of finished runs are removed"
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(tmp_path):
     assert sweep(runs(20), tmp_path / "one") == sweep(runs(20), tmp_path / "two", workers=2)
 
 
+@pytest.mark.slow
 def test_killed_with_sigkill_and_restarted_it_ends_with_the_same_metrics(tmp_path):
     alone = sweep(runs(400), tmp_path / "alone")
     command = [sys.executable, str(PROBLEM), str(tmp_path / "killed"), "400", "2"]
@@ -58,7 +60,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
         sweep(runs(21), tmp_path)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_that_diverges_says_so_and_others_are_kept(tmp_path, workers, capfd):
     bad = Run("bad", SmallRun(0, TrainSettings(steps=5, batch_size=8, learning_rate=1e30, clip=None)), work)
     with pytest.raises(SweepError, match="bad: step .: expected a finite"):
