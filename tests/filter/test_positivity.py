@@ -212,3 +212,18 @@ def test_gradients_of_resolved_rows_are_those_of_differences(transition):
     values = tuple(x[:1].clone().requires_grad_() for x in (problem.k, *problem.parameters.values()))
     problem = problem.map(lambda x: x[:1])
     assert torch.autograd.gradcheck(variances, values, eps=1e-8, atol=1e-3, rtol=1e-3)
+
+
+def test_a_step_after_large_process_noise():
+    """The variance comes from process noise alone, and rounding turns what the write leaves of it negative."""
+    design = mbd.DesignModel(mbd.Identity(), mbd.ObserveMemory(), mbd.Dense(prior=0.0))
+    refused = 0
+    for seed in range(40):
+        k = torch.randn(1, 1, 1, generator=torch.Generator().manual_seed(seed))
+        belief = design.prior(mbd.Sizes(1, 1, 1, 1), dtype=torch.float32, device="cpu")
+        result, refusal = tried(
+            lambda k=k, b=belief: mbd.filter_step(design, b, k, k, k, process_noise=2e7, write_noise=0.1)
+        )
+        refused += result is None
+        assert refusal.startswith("the covariance stopped") if result is None else (result[1].covariance >= 0).all()
+    assert 0 < refused < 40

@@ -221,13 +221,14 @@ INLINE REAL write_diagonal(REAL *restrict to, const REAL *restrict P, const REAL
   return sum;
 }
 
-/* Whether the largest variance of a dense P fell to less than half: only then can rounding errors that were small
- * compared with it become large. */
-INLINE int shrinks(const REAL *P, const REAL *to, int64_t D) {
+/* Whether a write took more than half of the largest variance that P had before it, which is P + b u u': only then can
+ * rounding errors that were small compared with it become large. */
+INLINE int shrinks(const REAL *P, const REAL *u, REAL b, int64_t D) {
   REAL before = 0, after = 0;
   EACH(i, D) {
-    before = P[i * D + i] > before ? P[i * D + i] : before;
-    after = to[i * D + i] > after ? to[i * D + i] : after;
+    REAL left = P[i * D + i], predicted = left + b * u[i] * u[i];
+    before = predicted > before ? predicted : before;
+    after = left > after ? left : after;
   }
   return after < before / 2;
 }
@@ -295,7 +296,7 @@ static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, co
                : s         ? turn_P(to, P, c, s, u, b, D)
                            : write_P(to, P, c, u, b, D);
     if (!z->diagonal) for (int64_t i = 0; i < D; i += z->every) sum += to[i * D + i] += l2;
-    good &= isfinite(sum) && (z->diagonal || b * r2 >= (REAL)0.5 || !shrinks(P, to, D) || !lost(to, D));
+    good &= isfinite(sum) && (z->diagonal || b * r2 >= (REAL)0.5 || !shrinks(to, u, b, D) || !lost(to, D));
     look(y, w, from, M, D, m);
     SIMD EACH(j, m) y[j] = b * (v[g * m + j] - y[j]);
     write_M(x->M + h * D * M + g * m, from, M, c, s, u, y, q, x->o + h * M + g * m, D, m);
