@@ -124,6 +124,9 @@ def transition_matrix(spec: Spec, x: Mapping[str, Tensor], rounded: Rounding) ->
     """A_t, [N,B,H,D,D]."""
     D = x["q"].shape[-1]
     eye = torch.eye(D, dtype=torch.float64)
+    if rounded.chunked and "log_decay" in x:  # chunks add up logarithms: each sum is rounded relative to all before it
+        log_decay = x["log_decay"]
+        x = {**x, "log_decay": log_decay + 4 * (rounded(log_decay) - log_decay).detach()}
     match spec.drift:
         case "identity":
             return eye.expand(*x["q"].shape[:-1], D, D)

@@ -289,11 +289,14 @@ class Dense(Covariance):
 
     def flaws(self, kept: Tensor, *, thorough: bool) -> list[Flaw]:
         """Asymmetric or indefinite matrices, beyond what rounding explains."""
-        if not thorough:
-            return []
         D, eps = kept.shape[-1], torch.finfo(kept.dtype).eps
-        scale = kept.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(torch.finfo(kept.dtype).tiny)[..., None, None]
+        diagonal = kept.diagonal(dim1=-2, dim2=-1)
+        scale = diagonal.abs().amax(-1).clamp_min(torch.finfo(kept.dtype).tiny)[..., None, None]
         rounding = 8 * max(D, 8) * eps
+        if not thorough:
+            expected, worst = "variances of at least 0", diagonal.amin(-1)
+            lost = worst < -rounding * scale[..., 0, 0]
+            return [Flaw("covariance", expected, lost, lambda _: f"{worst.min().item():.3g}", NotPositiveDefiniteError)]
         asymmetry = ((kept - kept.mT).abs() / scale).max()
         raised = kept / scale + rounding * torch.eye(D, dtype=kept.dtype, device=kept.device)
 

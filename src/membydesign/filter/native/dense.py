@@ -17,6 +17,7 @@ from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
 from membydesign.filter.torch.dense import SURE
+from membydesign.filter.transforms import hidden, values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,6 +184,18 @@ def filter_native(
     )
 
 
+NOISE = 4096
+"""How often larger than a write noise the process noise along a key may be for float32 to condition in chunks."""
+
+
+def _noise_dominates(x: DenseInputs) -> bool:
+    """Whether a chunk would lose digits that a filter by token keeps: its process noise is summed up in float32."""
+    if x.q.dtype != torch.float32 or hidden(x.q) or not x.process_noise.numel():
+        return False
+    ratio = values(x.process_noise).max() / values(x.write_noise).min()
+    return ratio.item() > 16 and (ratio * values(x.k).square().sum(-1).max()).item() > NOISE
+
+
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     q = request.x.q
@@ -195,6 +208,8 @@ def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in native code."""
     drift, rows, x = dense_problem(design, request.x)
     size, by_token = choice(x.q.shape[-1], request.chunk_size)
+    if not by_token and _noise_dominates(x) and native.why_not(source(True), x.q) is None:
+        size, by_token = 16, True
     return filter_native(
         drift,
         rows,
