@@ -1,10 +1,10 @@
 r"""Categories: a Dirichlet belief about the distribution of each slot, with prior, forgetting and exact evidence.
 
-    θ_i ~ Dirichlet(α₀, …, α₀)                                        before anything is written
-    p(θ_t) ∝ p(θ_{t-1})^δ_t p₀(θ)^(1−δ_t)                             forget:   ᾱ = δ_t α + (1 − δ_t) α₀
-    n_i | θ_i ~ Multinomial(θ_i),   n_ij = k_i v_j                    write:    α = ᾱ + k vᵀ
-    p(n | past) = Π_i DirichletMultinomial(n_i; ᾱ_i)
-    y_j = E Σ_i q_i θ_ij = Σ_i q_i α_ij / s_i,   s_i = Σ_j α_ij       read, with variance Σ_i q_i² p_ij (1 − p_ij)/(s_i + 1)
+θ_i ~ Dirichlet(α₀, …, α₀)                                        before anything is written
+p(θ_t) ∝ p(θ_{t-1})^δ_t p₀(θ)^(1−δ_t)                             forget:   ᾱ = δ_t α + (1 − δ_t) α₀
+n_i | θ_i ~ Multinomial(θ_i),   n_ij = k_i v_j                    write:    α = ᾱ + k vᵀ
+p(n | past) = Π_i DirichletMultinomial(n_i; ᾱ_i)
+y_j = E Σ_i q_i θ_ij = Σ_i q_i α_ij / s_i,   s_i = Σ_j α_ij       read, with variance Σ_i q_i² p_ij (1 − p_ij)/(s_i + 1)
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class CategoricalMemory(AdditiveDesign):
     concentration: float = 1.0
     title = "Categorical memory (Dirichlet)"
     citation = "Kulhavý & Zarrop, Int. J. Control 1993 (forgetting); Gelman et al., Bayesian Data Analysis, §3.4"
-    note = "keys, queries and values are at least 0; reads are distributions over columns where q and v are"
+    note = (
+        "use it where values are symbols: a read at weights q that sum to one is a distribution over the M columns; "
+        "keys, queries and values are at least 0"
+    )
 
     def __post_init__(self) -> None:
         positive_fields(self, "concentration")

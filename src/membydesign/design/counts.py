@@ -1,10 +1,10 @@
 r"""Counts: a Gamma belief about the rates of Poisson events, with prior, forgetting and exact evidence.
 
-    λ_ij ~ Gamma(a₀, b₀)                                              before anything is written
-    λ_t = λ_{t-1} η/δ_t,   η ~ Beta(δ_t a, (1 − δ_t) a)               forget:   ā = δ_t a,      b̄ = δ_t b
-    n_ij | λ_ij ~ Poisson(k_i λ_ij),   n_ij = k_i v_j                 write:    a = ā + k vᵀ,   b = b̄ + k
-    p(n | past) = Π_ij NegativeBinomial(n_ij; ā_ij, b̄_i/(b̄_i + k_i))
-    y_j = E Σ_i q_i λ_ij = Σ_i q_i a_ij / b_i                         read, with variance Σ_i q_i² a_ij / b_i²
+λ_ij ~ Gamma(a₀, b₀)                                              before anything is written
+λ_t = λ_{t-1} η/δ_t,   η ~ Beta(δ_t a, (1 − δ_t) a)               forget:   ā = δ_t a,      b̄ = δ_t b
+n_ij | λ_ij ~ Poisson(k_i λ_ij),   n_ij = k_i v_j                 write:    a = ā + k vᵀ,   b = b̄ + k
+p(n | past) = Π_ij NegativeBinomial(n_ij; ā_ij, b̄_i/(b̄_i + k_i))
+y_j = E Σ_i q_i λ_ij = Σ_i q_i a_ij / b_i                         read, with variance Σ_i q_i² a_ij / b_i²
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class CountMemory(AdditiveDesign):
     exposure: float = 1.0
     title = "Count memory (Gamma–Poisson)"
     citation = "Smith & Miller, JRSS B 1986; Harvey & Fernandes, JBES 1989"
-    note = "keys, queries and values are at least 0; linear attention with an exact normaliser, for rates and counts"
+    note = (
+        "use it for rates and frequencies, or as linear attention with an exact normaliser and a variance for each "
+        "read; keys, queries and values are at least 0"
+    )
 
     def __post_init__(self) -> None:
         positive_fields(self, "events", "exposure")

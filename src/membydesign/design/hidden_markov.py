@@ -80,7 +80,10 @@ class HiddenMarkov(Design):
 
     title = "Hidden Markov memory"
     citation = "Baum, Petrie, Soules & Weiss, Ann. Math. Statist. 1970; Rabiner, Proc. IEEE 1989"
-    note = "each value column tracks one of D states; keys are log likelihoods of states, values how often they are seen"
+    note = (
+        "use it to track states: each value column is in one of D states, keys are log likelihoods of the states, and "
+        "a value says how many times its column sees that evidence"
+    )
     exactness = "exact filter"
     step_parameters = (StepParameter("log_decay", "log a_t", bound="<= 0"),)
     has_variance = True
