@@ -40,7 +40,7 @@ class Counts(DesignContract):
     def oracle(self, problem):
         """The conjugate posterior, from sums over the whole history."""
         q, k, v = problem.q, problem.k, problem.v
-        outputs, evidence = [], 0.0
+        outputs, evidence = [], q.new_zeros(())
         for t in range(q.shape[1]):
             left, of_prior = left_over(problem.parameters["log_decay"], t)
             a = torch.einsum("bsh,bshd,bshm->bhdm", left[:, :t], k[:, :t], v[:, :t])
@@ -65,7 +65,7 @@ class Categories(DesignContract):
         def log_beta(x):
             return x.lgamma().sum(-1) - x.sum(-1).lgamma()
 
-        outputs, evidence = [], 0.0
+        outputs, evidence = [], q.new_zeros(())
         for t in range(q.shape[1]):
             left, _ = left_over(problem.parameters["log_decay"], t)
             votes = torch.einsum("bsh,bshd,bshm->bshdm", left, k[:, : t + 1], v[:, : t + 1])
@@ -86,7 +86,7 @@ class Chains(DesignContract):
         q, k, v = problem.q, problem.k, problem.v
         _, T, _, D = q.shape
         stay = problem.parameters["log_decay"].exp()
-        outputs, evidence = [], None
+        outputs, evidence = [], q.new_zeros(())
         for t in range(T):
             paths = torch.tensor(list(product(range(D), repeat=t + 1)))  # [P,t+1]
             weight = torch.full((), -math.log(D), dtype=q.dtype)  # the state before the first token; it may jump
@@ -107,7 +107,6 @@ for _case, (_way, _options) in product((Counts, Categories, Chains), WAYS.items(
         if _way != "Recurrent":
             _options = {**_options, "test_every_kernel_equals_the_loop": None}
         globals()[f"Test{_case.__name__}{_way}"] = type(f"Test{_case.__name__}{_way}", (_case,), _options)
-del Counts, Categories, Chains, _case
 
 
 @pytest.mark.parametrize("name", DESIGNS)

@@ -56,7 +56,8 @@ def catalogue(
 
     For example: `mbd catalogue`, and `mbd catalogue kda` for the equations of one.
 
-    The designs are the rows of the paper's Table 1, its ablations, and beliefs that are not Gaussian. In Python, `membydesign.catalogue["kda"]` is one.
+    The designs are the rows of the paper's Table 1, its ablations, and beliefs that are not Gaussian. In Python,
+    `membydesign.catalogue["kda"]` is one.
     """
     if name is not None:
         if markdown:

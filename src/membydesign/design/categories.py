@@ -48,8 +48,9 @@ class CategoricalMemory(AdditiveDesign):
     \delta_t}$, so evidence fades and the belief returns to $\alpha_0$. Everything is conjugate, hence exact.
 
     The log evidence is that of the votes $n_{ij} = k_i v_j$ in each slot given how many there are, which is
-    Dirichlet–multinomial. For one-hot keys and values that is $\log p(v_t \mid v_{<t}) = \log \bar\alpha_{ij}/\bar s_i$.
-    Where votes are not whole numbers, Γ functions continue the density: it scores writes but is not normalised.
+    Dirichlet–multinomial. For one-hot keys and values that is $\log p(v_t \mid v_{<t}) = \log(\bar\alpha_{ij} /
+    \bar s_i)$. Where votes are not whole numbers, Γ functions continue the density: it scores writes but is not
+    normalised.
 
     A `MemoryLayer` takes keys, queries and values from a softmax.
 

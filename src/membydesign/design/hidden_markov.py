@@ -1,6 +1,6 @@
 r"""Discrete states: the exact filter of hidden Markov chains, one for each value column.
 
-    z_j ∈ {1, …, D},   b_ij = p(z_j = i | past)                       belief: a distribution over states, for each column
+    z_j ∈ {1, …, D},   b_ij = p(z_j = i | past)                       belief: a distribution for each column
     z_t = z_{t-1} with probability a_t, else uniform (π = 1/D)        predict:  b̄ = a_t b + (1 − a_t) π
     log p(write | z_j = i) = k_i v_j                                  write:    b ∝ b̄ ⊙ exp(k vᵀ), for each column
     p(write | past) = Π_j Σ_i b̄_ij exp(k_i v_j)
@@ -57,24 +57,26 @@ class HiddenMarkov(Design):
 
     Column j of memory is a chain that is in one of D states. At each token it stays with probability $a_t$ and
     otherwise jumps to a state drawn uniformly, $\pi_i = 1/D$. A write is evidence about the states: $k_i$ is the log
-    likelihood of state i, and $v_j$ says how many times column j sees that evidence, so the log likelihood is $k_i v_j$;
-    v = 1 is the textbook filter, v = 0 leaves a column alone, and v < 0 is evidence against. The read is the
-    expectation of $q$ at the current state, $y_j = \mathrm{E}\,q_{z_j}$, with its variance.
+    likelihood of state i, and $v_j$ says how many times column j sees that evidence, so the log likelihood in column j
+    is $k_i v_j$: v = 1 is the textbook filter, v = 0 leaves a column alone, and v < 0 takes evidence back. The read is
+    the expectation of $q$ at the current state, $y_j = \mathrm{E}\,q_{z_j}$, with its variance.
 
-    Without jumps (a = 1), $\log b_t$ is $\sum_s k_s v_s^\top$ up to a constant: linear attention, read through a softmax
-    over rows. Jumps bound how sure the memory can become, and so how much evidence it takes to change it.
+    Without jumps (a = 1), $\log b_t$ is $\sum_s k_s v_s^\top$ up to a constant: linear attention, read through a
+    softmax over rows. Jumps bound how sure the memory can become, and so how much evidence it takes to change it.
 
     The log evidence is $\sum_j \log \sum_i \bar b_{ij} \exp(k_i v_j)$. With normalised likelihoods, $k_i = \log p(x_t
-    \mid z = i)$ and v = 1, that is exactly $\log p(x_t \mid x_{<t})$ of each column's chain.
+    \mid z = i)$ and v = 1, that is exactly $\log p(x_t \mid x_{<t})$ of each column's chain. For keys and values that
+    are not log likelihoods of something observed, it scores writes but is not normalised.
 
     Step parameters: `log_decay` log a [B,T,H], at most 0.
 
     Example:
         >>> design = HiddenMarkov()
-        >>> rain = torch.tensor([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8]]).log()[None, :, None]  # of umbrella, umbrella, none
-        >>> q = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2)
-        >>> out = filter_sequence(design, q, rain, torch.ones(1, 3, 1, 1), log_decay=math.log(0.4), return_evidence=True)
-        >>> [round(p, 3) for p in out.output.flatten().tolist()]  # the probability of rain; it rains on with 0.7
+        >>> umbrella, none = [0.9, 0.2], [0.1, 0.8]  # their probabilities if it rains and if it does not
+        >>> k = torch.tensor([umbrella, umbrella, none]).log()[None, :, None]
+        >>> q, v = torch.tensor([1.0, 0.0]).expand(1, 3, 1, 2), torch.ones(1, 3, 1, 1)
+        >>> out = filter_sequence(design, q, k, v, log_decay=math.log(0.4))  # the weather persists with 0.4 + 0.6/2
+        >>> [round(p, 3) for p in out.output.flatten().tolist()]  # the probability of rain
         [0.818, 0.883, 0.191]
     """
 

@@ -104,7 +104,8 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
     """Build a layer by its name.
 
     Names are those of the Bayesian Layer and its ablations, memories of counts, categories and hidden states, the
-    architectures of Table 1 in full, other baselines, "-style" layers (the updates of those architectures on the Bayesian Layer's scaffold), and layers that you register.
+    architectures of Table 1 in full, other baselines, "-style" layers (the updates of those architectures on the
+    Bayesian Layer's scaffold), and layers that you register.
 
     Args:
         name: one of `layer_names()`.

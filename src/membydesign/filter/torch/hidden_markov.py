@@ -1,4 +1,4 @@
-r"""Hidden Markov chains in chunks: likelihoods and reads of a chunk at once, and four operations per token between them.
+r"""Hidden Markov chains in chunks: likelihoods and reads of a chunk at once, and four operations per token between.
 
 The filter of a chain is sequential, because the normaliser of every token enters the next prediction. What does not
 depend on the belief is computed for a whole chunk: the likelihoods E_t = exp(k_t v_tᵀ), scaled so that each column's
