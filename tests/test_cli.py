@@ -57,7 +57,7 @@ def test_the_catalogue_for_other_programs():
     ("words", "message"),
     [
         (["catalogue", "transformer"], "NAME: expected one of bayesian_layer, "),
-        (["catalogue", "kdaa"], "gla, mamba2, got 'kdaa' (did you mean 'kda'?)"),
+        (["catalogue", "kdaa"], "categorical_memory, hidden_markov, got 'kdaa' (did you mean 'kda'?)"),
         (["catalogue", "--latex"], "--latex: expected the NAME of a design"),
         (
             ["reproduce", "colision"],

@@ -136,17 +136,17 @@ def _mamba2() -> Work:
     return Work(plain.title, lambda p: {"q": p.q, "k": p.k, "x": p.v, "dt": -p.log_decay}, sequence, plain.step)
 
 
-def _delta(name: str, title: str, log_decay: Callable[[Problem], Tensor]) -> Work:
+def _delta(design: DesignModel, title: str, log_decay: Callable[[Problem], Tensor]) -> Work:
     def inputs(p: Problem) -> Tensors:
         return {"q": p.q, "k": p.k, "v": p.v, "log_decay": log_decay(p), "write_noise": p.write_noise}
 
-    return _ours(catalogue[name], title, inputs, prior_variance=1.0)
+    return _ours(design, title, inputs, prior_variance=1.0)
 
 
 OURS: dict[str, Work] = {
     "bayesian_layer": bayesian(),
-    "gated_deltanet": _delta("gated_deltanet", "Gated DeltaNet", lambda p: p.log_decay),
-    "kda": _delta("kda", "KDA", lambda p: p.log_decay_of_rows(p.size.D)),
+    "gated_deltanet": _delta(catalogue["gated_deltanet"], "Gated DeltaNet", lambda p: p.log_decay),
+    "kda": _delta(catalogue["kda"], "KDA", lambda p: p.log_decay_of_rows(p.size.D)),
     "mamba2": _mamba2(),
 }
 

@@ -21,6 +21,9 @@ softmax keys and softplus values. Decoding, packing, resuming, autograd, layers,
 contract test come for free; the loop over tokens runs it. A slot without any exposure loses a and b together: after
 some 80/(1 − δ) such tokens both underflow in float32, and the filter raises instead of dividing 0 by 0.
 
+This file shows how to write such a design from nothing. To use one, take `membydesign.CountMemory`: the same numbers
+from chunked kernels, in torch and native code.
+
     layer = MemoryLayer(CountMemory(), hidden_size=64, num_heads=2, head_dim=32)
 """
 

@@ -17,12 +17,7 @@ from membydesign.cli.output import UNLIMITED
 from membydesign.cli.tables import Column, Group, layout_of, show_table
 
 WIDTHS = (200, 120, 100, 80, 60, 40)
-WORDS = {
-    word
-    for name, design in catalogue.items()
-    for part in (design.transition, design.write, design.covariance)
-    for word in (name, type(part).__name__)
-}
+WORDS = {word for name, design in catalogue.items() for word in (name, *design.assumptions())}
 
 
 def mbd(*words: str, width: int) -> str:

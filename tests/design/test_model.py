@@ -110,7 +110,7 @@ def test_a_design_that_comes_from_another_process_is_found_by_its_assumptions():
     assert {again: 1}[design] == 1
 
 
-def test_the_catalogue_holds_table_one_and_the_ablations():
+def test_the_catalogue_holds_table_one_the_ablations_and_other_beliefs():
     assert list(catalogue) == [
         "bayesian_layer",
         "bayesian_layer_diagonal",
@@ -123,14 +123,20 @@ def test_the_catalogue_holds_table_one_and_the_ablations():
         "retnet",
         "gla",
         "mamba2",
+        "count_memory",
+        "categorical_memory",
+        "hidden_markov",
     ]
-    # Table 1's column "Derivation"
+    # Table 1's column "Derivation", and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "linear_attention",
         "retnet",
         "gla",
         "mamba2",
+        "count_memory",
+        "categorical_memory",
+        "hidden_markov",
     ]
     assert all(design.citation and design.title for design in catalogue.values())
     with pytest.raises(KeyError, match="no design named 'gdn'.*gated_deltanet"):

@@ -1,11 +1,15 @@
 """What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
+from membydesign.design.additive import AdditiveDesign, Sums
 from membydesign.design.catalogue import Catalogue, catalogue
+from membydesign.design.categories import CategoricalMemory, Votes
+from membydesign.design.counts import CountMemory, Counts
 from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.model import DesignModel
-from membydesign.design.protocol import Design, Flaw, Reading, Step, Written
+from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
@@ -24,7 +28,12 @@ from membydesign.design.transition import (
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
+    "AdditiveDesign",
+    "Assumptions",
     "Catalogue",
+    "CategoricalMemory",
+    "CountMemory",
+    "Counts",
     "Covariance",
     "DampedRotation",
     "DecayAndRemoval",
@@ -38,6 +47,7 @@ __all__ = [
     "Flaw",
     "Gains",
     "Gate",
+    "HiddenMarkov",
     "Identity",
     "LatentInput",
     "Learned",
@@ -53,10 +63,13 @@ __all__ = [
     "ScalarDecay",
     "SequenceDrift",
     "Spectrum",
+    "StateBelief",
     "StateSize",
     "Step",
     "StepParameter",
+    "Sums",
     "Transition",
+    "Votes",
     "Write",
     "WriteEvent",
     "Written",

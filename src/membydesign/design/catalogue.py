@@ -1,12 +1,17 @@
-"""Every row of the paper's Table 1 and every ablation, by name: `catalogue["gated_deltanet"]`."""
+"""Every row of the paper's Table 1, every ablation and the beliefs that are not Gaussian: `catalogue["kda"]`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal, overload
 
+from membydesign.design.categories import CategoricalMemory
+from membydesign.design.counts import CountMemory
 from membydesign.design.covariance import Dense
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.hidden_markov import HiddenMarkov
 from membydesign.design.model import DesignModel
+from membydesign.design.protocol import Design
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
 from membydesign.design.write import LatentInput, ObserveMemory
@@ -15,7 +20,22 @@ _THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequ
 _DELTA_GATE = "a delta rule that states a gate has r_t² = λ_t (1/gate − ‖k_t‖²), see theory.write_noise_of_gate"
 _UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
 
-_ROWS: dict[str, DesignModel] = {
+Linear = Literal[
+    "bayesian_layer",
+    "bayesian_layer_diagonal",
+    "covariance_reset",
+    "deltanet",
+    "gated_deltanet",
+    "kda",
+    "longhorn",
+    "linear_attention",
+    "retnet",
+    "gla",
+    "mamba2",
+]
+"""The rows that are linear-Gaussian: Table 1 and the ablations."""
+
+_ROWS: dict[str, Design] = {
     "bayesian_layer": DesignModel(
         DiagonalDecay(),
         ObserveMemory(),
@@ -105,20 +125,30 @@ _ROWS: dict[str, DesignModel] = {
         citation="Dao & Gu, ICML 2024",
         note=f"k_t = B_t, q_t = C_t, v_t = Δ_t x_t; {_UNIT_WRITE}",
     ),
+    "count_memory": CountMemory(),
+    "categorical_memory": CategoricalMemory(),
+    "hidden_markov": HiddenMarkov(),
 }
 
 
-class Catalogue(Mapping[str, DesignModel]):
-    """The designs of the paper's Table 1 and its ablations, by name.
+class Catalogue(Mapping[str, Design]):
+    """The designs of the paper's Table 1, its ablations, and beliefs that are not Gaussian, by name.
 
-    A read-only mapping from name to `DesignModel`. An unknown name is answered with the names that exist.
+    A read-only mapping from name to `Design`; rows of Table 1 and the ablations are `DesignModel`s. An unknown name is
+    answered with the names that exist.
 
     Example:
         >>> Catalogue()["kda"].exactness
         'covariance reset'
     """
 
-    def __getitem__(self, name: str) -> DesignModel:
+    @overload
+    def __getitem__(self, name: Linear) -> DesignModel: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Design: ...
+
+    def __getitem__(self, name: str) -> Design:
         try:
             return _ROWS[name]
         except KeyError:
@@ -135,4 +165,4 @@ class Catalogue(Mapping[str, DesignModel]):
 
 
 catalogue = Catalogue()
-"""Every row of the paper's Table 1 and every ablation, by name."""
+"""Every row of the paper's Table 1, every ablation and the beliefs that are not Gaussian, by name."""

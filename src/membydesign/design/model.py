@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from membydesign.design.covariance import Covariance
-from membydesign.design.protocol import Design, Flaw, Reading, Step, Written
+from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.transition import Transition
 from membydesign.design.write import Write
@@ -211,6 +211,10 @@ class DesignModel(Design):
     def layer_keys(self, x: Tensor) -> Tensor:
         """As the transition has it."""
         return self.transition.layer_keys(x)
+
+    def assumptions(self) -> Assumptions:
+        """The classes of its three parts."""
+        return Assumptions(*(type(part).__name__ for part in (self.transition, self.write, self.covariance)))
 
     def state_formula(self) -> str:
         """The state size in the letters of the legend, such as `D·M + D²`."""

@@ -93,6 +93,20 @@ class Reading(NamedTuple):
     variance: Tensor | None = None
 
 
+class Assumptions(NamedTuple):
+    """What a design assumes, in one word each, for tables.
+
+    Attributes:
+        drift: how memory drifts.
+        write: what a write observes.
+        kept: what is kept besides the mean, or the kind of belief.
+    """
+
+    drift: str
+    write: str
+    kept: str
+
+
 class Design(ABC):
     r"""The assumptions of a memory, and the filter that follows from them.
 
@@ -199,6 +213,18 @@ class Design(ABC):
     def layer_keys(self, x: Tensor) -> Tensor:
         """Place what a layer mapped from its input, [..., layer_key_size], on the D rows of memory."""
         return x
+
+    def layer_values(self, x: Tensor) -> Tensor:
+        """Bring what a layer mapped from its input, [..., M], into `value_bound`: by softplus, if there is a bound."""
+        if self.value_bound == "finite":
+            return x
+        from torch.nn.functional import softplus
+
+        return softplus(x)
+
+    def assumptions(self) -> Assumptions:
+        """Its assumptions in one word each, for tables; by default the name of its class."""
+        return Assumptions("", "", type(self).__name__)
 
     def state_formula(self) -> str:
         """The state size in the letters of the legend, such as `D·M + D²`; "" if only numbers are known."""

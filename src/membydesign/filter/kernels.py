@@ -13,13 +13,14 @@ import torch
 
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
+from membydesign.filter.native import additive as native_additive
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
-from membydesign.filter.torch import dense, two_pass
+from membydesign.filter.torch import additive, dense, hidden_markov, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
 
@@ -30,7 +31,19 @@ if TYPE_CHECKING:
 Kernel = Any
 """A module with `NAME`, `BACKEND`, `why_not` and `run`."""
 
-KERNELS: tuple[Kernel, ...] = (fla, triton, native_dense, native_diagonal, native_mean_pass, dense, two_pass, loop)
+KERNELS: tuple[Kernel, ...] = (
+    fla,
+    triton,
+    native_dense,
+    native_diagonal,
+    native_mean_pass,
+    native_additive,
+    dense,
+    two_pass,
+    additive,
+    hidden_markov,
+    loop,
+)
 BACKENDS = ("auto", "torch", "native", "triton", "fla")
 
 

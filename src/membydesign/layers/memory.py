@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from membydesign.design import DampedRotation, Design, Learned, Spectrum, catalogue
@@ -52,7 +51,7 @@ class MemoryLayer(ProjectedLayer):
     `covariance_reset` learns both, with λ in the place of the Bayesian Layer's ℓ².
 
     Keys and queries of a design whose `key_bound` is ">= 0" are weights over the D rows (softmax); values of one whose
-    `value_bound` is ">= 0" pass through softplus.
+    `value_bound` is ">= 0" pass through softplus, or whatever its `layer_values` does.
 
     Example:
         >>> layer = MemoryLayer("bayesian_layer", hidden_size=64, num_heads=2, head_dim=32)
@@ -136,8 +135,7 @@ class MemoryLayer(ProjectedLayer):
             q, k = unit(q), unit(k)
         else:
             q, k = wide(q).softmax(-1).to(q.dtype), wide(k).softmax(-1).to(k.dtype)
-        if self.design.value_bound != "finite":
-            v = F.softplus(v)
+        v = self.design.layer_values(v)
         q, k = self.design.layer_keys(q), self.design.layer_keys(k)
         noises = {name: parameter(x) for name, parameter in self.noises.items()}
         return StepInputs(q, k, v, {**self.drift(x), **noises}), new
@@ -172,7 +170,8 @@ _OWN = {
     "bayesian_layer_diagonal": Scaffolded(catalogue["bayesian_layer_diagonal"]),
     # the noises of the Bayesian Layer, and λ = ℓ²
     "covariance_reset": Scaffolded(_RESET, {"prior_variance": Learned(0.05), "write_noise": Learned(0.5)}),
+    **{name: Scaffolded(catalogue[name]) for name in ("count_memory", "categorical_memory", "hidden_markov")},
 }
 _STYLES = {f"{name}_style": Scaffolded(design) for name, design in catalogue.items() if name not in _OWN}
 ON_SCAFFOLD: Mapping[str, Scaffolded] = {**_OWN, **_STYLES}
-"""The layers that are a `MemoryLayer`, by name: the Bayesian Layer, its ablations, and the "-style" ones."""
+"""The layers that are a `MemoryLayer`, by name: the Bayesian Layer, its ablations, other beliefs, the "-style" ones."""

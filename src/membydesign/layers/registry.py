@@ -103,8 +103,9 @@ def module_of(name: str) -> str | None:
 def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **options: Any) -> SequenceLayer:
     """Build a layer by its name.
 
-    Names are those of the Bayesian Layer and its ablations, the architectures of Table 1 in full, other baselines,
-    "-style" layers (the updates of those architectures on the Bayesian Layer's scaffold), and layers that you register.
+    Names are those of the Bayesian Layer and its ablations, memories of counts, categories and hidden states, the
+    architectures of Table 1 in full, other baselines, "-style" layers (the updates of those architectures on the
+    Bayesian Layer's scaffold), and layers that you register.
 
     Args:
         name: one of `layer_names()`.

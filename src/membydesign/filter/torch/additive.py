@@ -1,0 +1,118 @@
+r"""Evidence that adds up, on the chunked mean pass: every `AdditiveDesign`, such as counts and categories.
+
+In deviation from the point (A₀, n₀) where forgetting leads, table and totals are additive writes under a shared decay:
+
+    A_t − A₀ = δ_t (A_{t-1} − A₀) + k_t v_tᵀ,      n_t − n₀ = δ_t (n_{t-1} − n₀) + w(v_t) k_t
+
+The totals come first, by the same pass with one row, the key 1 and w(v) k as values. The read is then linear in the
+table, at a query that is known in advance: y_t = Σ_i (q_i/n_i) A_i.
+
+The density of a write is not linear in the table: it needs a Γ function of every entry at every token. If it is
+requested, chunks of tables are formed, [B,H,C,D,M], so that a chunk is a few large operations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from membydesign.design import AdditiveDesign, Gains, RowDrift, Sums
+from membydesign.filter.inputs import Run
+from membydesign.filter.torch.mean_pass import mean_pass
+from membydesign.products import product
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from membydesign.design import Design
+    from membydesign.filter.inputs import Inputs, Request
+    from membydesign.filter.torch.mean_pass import MeanPass, Means
+
+NAME, BACKEND = "torch, sums in chunks", "torch"
+TABLES_AT_ONCE = 16
+"""Tokens whose tables are formed together, for the evidence of writes."""
+
+
+def why_not(design: Design, request: Request) -> str | None:
+    """Why this kernel cannot filter the request; None if it can."""
+    del request
+    if not isinstance(design, AdditiveDesign):
+        return f"for {design.title}, since this kernel adds up the sums of an AdditiveDesign"
+    return None
+
+
+def run(design: Design, request: Request) -> Run:
+    """Filter [B,T] in torch."""
+    assert isinstance(design, AdditiveDesign)
+    return run_with(design, request, mean_pass, 64)
+
+
+def run_with(design: AdditiveDesign, request: Request, means: Means, size: int) -> Run:
+    """Filter [B,T] with any implementation of the mean pass.
+
+    Args:
+        design: the assumptions.
+        request: what to compute.
+        means: the mean pass.
+        size: tokens in a chunk, unless the user names a number.
+    """
+    x, size = request.x, request.tokens_in_chunk(size)
+    table, total = design.sums(request.initial)
+    to_table, to_total = design.resting(x.v.shape[-1])
+    drift = RowDrift(x.parameters["log_decay"][..., None])
+    one = x.k.new_ones(()).expand(*x.k.shape[:-1], 1)
+
+    def additive(start: Tensor, q: Tensor, k: Tensor, v: Tensor) -> MeanPass:
+        return means(drift, size, start, q, None, v, Gains(k[..., None, :], one, one, None), return_error=False)
+
+    def read(weights: Tensor) -> tuple[Tensor, MeanPass]:
+        """Σ_i w_i A_i at every token."""
+        result = additive(table - to_table, weights, x.k, x.v)
+        return result.output + to_table * weights.sum(-1, keepdim=True), result
+
+    totals = additive((total - to_total)[:, :, None], one, one, design.weight(x.v)[..., None] * x.k)
+    seen = totals.output + to_total
+    output, result = read(x.q / seen)
+    state = design.state_of(Sums(result.mean + to_table, totals.mean[:, :, 0] + to_total))
+    weights = design.variance_weights(seen, x.q) if request.return_variance else None
+    variance = None if weights is None else read(weights)[0]
+    evidence = None
+    if request.return_evidence or (request.return_variance and variance is None):
+        deviation = Sums(table - to_table, total - to_total)
+        of_tables, evidence = _by_tables(design, request, deviation)
+        variance = of_tables if variance is None else variance
+    return Run(output, state, None, variance, evidence)
+
+
+def _by_tables(design: AdditiveDesign, request: Request, deviation: Sums) -> tuple[Tensor | None, Tensor | None]:
+    """Variances [B,T,H,M] and log densities [B,T,H], where requested, from the sums before and after every write."""
+    variances, densities = [], []
+    for start in range(0, request.x.q.shape[1], TABLES_AT_ONCE):
+        x = request.x.between(start, start + TABLES_AT_ONCE)
+        before, after, deviation = _sums_of_chunk(design, x, deviation)
+        q, k, v = (y.transpose(1, 2) for y in x[:3])
+        if request.return_variance:
+            variances.append(design.variance(after, q).transpose(1, 2))
+        if request.return_evidence:
+            densities.append(design.log_density(before, k, v).transpose(1, 2))
+    return (torch.cat(variances, 1) if variances else None), (torch.cat(densities, 1) if densities else None)
+
+
+def _sums_of_chunk(design: AdditiveDesign, x: Inputs, deviation: Sums) -> tuple[Sums, Sums, Sums]:
+    """The sums before and after every write of a chunk, [B,H,C,D,M] and [B,H,C,D], and the deviation at its end."""
+    k, v = x.k.transpose(1, 2), x.v.transpose(1, 2)  # [B,H,C,·]
+    log_decay = x.parameters["log_decay"].transpose(1, 2).cumsum(-1)
+    resting = design.resting(v.shape[-1])
+    decayed = (log_decay[..., :, None] - log_decay[..., None, :]).clamp_max(0).exp().tril(-1)
+    before, after, last = [], [], []
+    for start, added, to in zip(
+        deviation, (k[..., :, None] * v[..., None, :], design.weight(v)[..., None] * k), resting, strict=True
+    ):
+        own_axes = (..., *[None] * (added.ndim - 3))
+        inside = product(decayed, added.flatten(3)).view_as(added)
+        predicted = log_decay.exp()[own_axes] * start[:, :, None] + inside
+        before.append(predicted + to)
+        after.append(predicted + added + to)
+        last.append((predicted + added)[:, :, -1])
+    return Sums(*before), Sums(*after), Sums(*last)
