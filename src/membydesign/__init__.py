@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from membydesign.belief import Belief, DiagonalBelief
+from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
 from membydesign.design import (
     Catalogue,
     Covariance,
@@ -42,7 +42,9 @@ from membydesign.design import (
     StateSize,
     Step,
     StepParameter,
+    StudentTWrite,
     Transition,
+    UnknownScale,
     Write,
     WriteEvent,
     Written,
@@ -96,13 +98,16 @@ __all__ = [
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
+    "ScaledBelief",
     "SequenceDrift",
     "Sizes",
     "Spectrum",
     "StateSize",
     "Step",
     "StepParameter",
+    "StudentTWrite",
     "Transition",
+    "UnknownScale",
     "Write",
     "WriteEvent",
     "Written",

@@ -26,8 +26,9 @@ COLUMNS = (
 PAGE_HEAD = """\
 # The catalogue
 
-Every row of the paper's Table 1 and every ablation, by name: `membydesign.catalogue["gated_deltanet"]`. This page is
-written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a terminal.
+Every row of the paper's Table 1, every ablation, and designs beyond them, by name: `membydesign.catalogue["gated_deltanet"]`.
+This page is written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a
+terminal.
 
 The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
 $\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.
@@ -55,7 +56,7 @@ def catalogue(
 
     For example: `mbd catalogue`, and `mbd catalogue kda` for the equations of one.
 
-    The designs are the rows of the paper's Table 1 and its ablations. In Python, `membydesign.catalogue["kda"]` is one.
+    The designs are the rows of the paper's Table 1, its ablations, and two that go beyond them. In Python, `membydesign.catalogue["kda"]` is one.
     """
     if name is not None:
         if markdown:
@@ -83,7 +84,7 @@ def catalogue(
         cells = [
             [
                 name,
-                *(type(part).__name__ for part in (design.transition, design.write, design.covariance)),
+                *design.parts(),
                 design.exactness,
                 design.state_formula(),
             ]
@@ -111,15 +112,16 @@ def _kernels(name: str, *, reasons: bool) -> list[tuple[str, list[str]]]:
 
 def _as_dict(name: str) -> dict[str, Any]:
     design = rows[name]
+    (transition, write, covariance), cost = design.parts(), design.cost(64, 64)
     return {
         "name": name,
         "title": design.title,
-        "transition": type(design.transition).__name__,
-        "write": type(design.write).__name__,
-        "covariance": type(design.covariance).__name__,
+        "transition": transition,
+        "write": write,
+        "covariance": covariance,
         "exactness": design.exactness,
         "state": design.state_formula(),
-        "cost_per_token": design.cost_order,
+        "cost_per_token": cost[0] if cost else "",
         "step_parameters": [asdict(parameter) for parameter in design.step_parameters],
         "kernels": why_not_each(design),
         "decoding": why_not_each_step(design),
@@ -133,8 +135,7 @@ def catalogue_page() -> str:
     """Return docs/catalogue.md, written from the designs themselves."""
     lines, sections = [], []
     for name, design in rows.items():
-        parts = [type(part).__name__ for part in (design.transition, design.write, design.covariance)]
-        lines.append(f"| [{name}](#{name}) | {' | '.join(parts)} | {design.exactness} | {design.state_formula()} |")
+        lines.append(f"| [{name}](#{name}) | {' | '.join(design.parts())} | {design.exactness} | {design.state_formula()} |")
         description = design.describe()
         facts = "\n".join(f"- **{fact}**: {'; '.join(value.splitlines())}" for fact, value in description.facts)
         sections.append(f"## {name}\n\n{description.title}\n\n$$\n{description.latex}\n$$\n\n{facts}\n")

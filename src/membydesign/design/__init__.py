@@ -9,6 +9,7 @@ from membydesign.design.protocol import Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
     DecayAndRemoval,
@@ -21,6 +22,7 @@ from membydesign.design.transition import (
     Transition,
     real_rows,
 )
+from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
@@ -56,7 +58,9 @@ __all__ = [
     "StateSize",
     "Step",
     "StepParameter",
+    "StudentTWrite",
     "Transition",
+    "UnknownScale",
     "Write",
     "WriteEvent",
     "Written",

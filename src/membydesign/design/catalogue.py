@@ -1,29 +1,35 @@
-"""Every row of the paper's Table 1 and every ablation, by name: `catalogue["gated_deltanet"]`."""
+"""Every row of the paper's Table 1, every ablation, and designs beyond them: `catalogue["gated_deltanet"]`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal, overload
 
 from membydesign.design.covariance import Dense
 from membydesign.design.diagonal import Diagonal
 from membydesign.design.model import DesignModel
+from membydesign.design.protocol import Design
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
+from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, ObserveMemory
 
 _THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
 _DELTA_GATE = "a delta rule that states a gate has r_t² = λ_t (1/gate − ‖k_t‖²), see theory.write_noise_of_gate"
 _UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
 
-_ROWS: dict[str, DesignModel] = {
-    "bayesian_layer": DesignModel(
-        DiagonalDecay(),
-        ObserveMemory(),
-        Dense(),
-        title="Bayesian Layer",
-        citation=f"{_THIS_PAPER}, Proposition 1",
-        note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
-    ),
+_BAYESIAN_LAYER = DesignModel(
+    DiagonalDecay(),
+    ObserveMemory(),
+    Dense(),
+    title="Bayesian Layer",
+    citation=f"{_THIS_PAPER}, Proposition 1",
+    note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
+)
+
+_ROWS: dict[str, Design] = {
+    "bayesian_layer": _BAYESIAN_LAYER,
     "bayesian_layer_diagonal": DesignModel(
         DiagonalDecay(),
         ObserveMemory(),
@@ -39,6 +45,22 @@ _ROWS: dict[str, DesignModel] = {
         title="Bayesian Layer, covariance reset",
         citation=f"{_THIS_PAPER}, Proposition 2 (ablation)",
         note="the paper's ablation resets to its process noise: prior_variance λ_t = ℓ_t²",
+    ),
+    "unknown_scale": UnknownScale(
+        _BAYESIAN_LAYER,
+        citation="West & Harrison, Bayesian Forecasting and Dynamic Models, 1997 (unknown observational variance)",
+        note="use it where intervals must be right although the size of the noise is not known: reads and gains are the "
+        "Bayesian Layer's, and its variances are scaled by how well values were predicted; UnknownScale(base, …) wraps "
+        "other designs, with discount=True for a scale that drifts",
+    ),
+    "robust_writes": DesignModel(
+        DiagonalDecay(),
+        StudentTWrite(),
+        Dense(),
+        title="Bayesian Layer, robust writes",
+        citation="Meinhold & Singpurwalla, Robustification of Kalman Filter Models, JASA 1989 (Student-t noise)",
+        note="use it where some writes are outliers: the more surprising a write, the less it is trusted; runs token by "
+        "token, since its noise depends on values",
     ),
     "deltanet": DesignModel(
         Identity(),
@@ -108,17 +130,43 @@ _ROWS: dict[str, DesignModel] = {
 }
 
 
-class Catalogue(Mapping[str, DesignModel]):
-    """The designs of the paper's Table 1 and its ablations, by name.
+LinearGaussian = Literal[
+    "bayesian_layer",
+    "bayesian_layer_diagonal",
+    "covariance_reset",
+    "robust_writes",
+    "deltanet",
+    "gated_deltanet",
+    "kda",
+    "longhorn",
+    "linear_attention",
+    "retnet",
+    "gla",
+    "mamba2",
+]
+"""The rows that are a `DesignModel`, for type checkers."""
 
-    A read-only mapping from name to `DesignModel`. An unknown name is answered with the names that exist.
+
+class Catalogue(Mapping[str, Design]):
+    """The designs of the paper's Table 1, its ablations, and designs beyond them, by name.
+
+    A read-only mapping from name to `Design`. An unknown name is answered with the names that exist.
 
     Example:
         >>> Catalogue()["kda"].exactness
         'covariance reset'
     """
 
-    def __getitem__(self, name: str) -> DesignModel:
+    @overload
+    def __getitem__(self, name: LinearGaussian) -> DesignModel: ...
+
+    @overload
+    def __getitem__(self, name: Literal["unknown_scale"]) -> UnknownScale: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Design: ...
+
+    def __getitem__(self, name: str) -> Design:
         try:
             return _ROWS[name]
         except KeyError:
@@ -135,4 +183,4 @@ class Catalogue(Mapping[str, DesignModel]):
 
 
 catalogue = Catalogue()
-"""Every row of the paper's Table 1 and every ablation, by name."""
+"""Every row of the paper's Table 1, every ablation, and designs beyond them, by name."""

@@ -209,6 +209,10 @@ class Design(ABC):
         del D, M
         return None
 
+    def parts(self) -> tuple[str, str, str]:
+        """How memory drifts, what a write observes, what is kept besides the mean: a few words each, for tables."""
+        return type(self).__name__, "", ""
+
     def summary(self) -> str:
         """Its assumptions on one line, for the repr of a layer."""
         return repr(self)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import build
@@ -19,6 +20,7 @@ from membydesign.filter.native import diagonal as native_diagonal
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
+from membydesign.filter.scaled import Scaled
 from membydesign.filter.torch import dense, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
@@ -31,7 +33,15 @@ Kernel = Any
 """A module with `NAME`, `BACKEND`, `why_not` and `run`."""
 
 KERNELS: tuple[Kernel, ...] = (fla, triton, native_dense, native_diagonal, native_mean_pass, dense, two_pass, loop)
+SCALED: tuple[Kernel, ...] = (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
+"""For designs with an unknown scale: the kernels of what they wrap."""
+
 BACKENDS = ("auto", "torch", "native", "triton", "fla")
+
+
+def candidates(design: Design) -> tuple[Kernel, ...]:
+    """The kernels that may run a design, in order of preference."""
+    return SCALED if isinstance(design, UnknownScale) else KERNELS
 
 
 def choose(design: Design, request: Request, method: str) -> Kernel:
@@ -44,7 +54,7 @@ def choose(design: Design, request: Request, method: str) -> Kernel:
         return loop
     reasons = []
     unreadable = None if torch.compiler.is_compiling() else readable.why_not(request.named_tensors())
-    for kernel in KERNELS:
+    for kernel in candidates(design):
         if request.backend in ("auto", kernel.BACKEND):
             reason = None if kernel.BACKEND == "torch" else unreadable
             reason = reason or kernel.why_not(design, request)
@@ -62,6 +72,8 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
         request = request.map(readable.settled)
     if request.bounds is None or kernel is fla:
         return [kernel.run(design, request)]
+    if isinstance(kernel, Scaled):
+        return kernel.run_packed(design, request)
     return run_packed(design, request, kernel.run, pad=kernel is not loop)
 
 
@@ -73,7 +85,7 @@ def why_not_each(design: Design, D: int = 64, M: int = 64) -> dict[str, str | No
         'for Gated DeltaNet, since this kernel propagates a dense covariance'
     """
     request = _sample(design, D, M)
-    return {kernel.NAME: kernel.why_not(design, request) for kernel in KERNELS}
+    return {kernel.NAME: kernel.why_not(design, request) for kernel in candidates(design)}
 
 
 def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str | None]:
