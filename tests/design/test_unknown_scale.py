@@ -1,4 +1,4 @@
-"""UnknownScale: the contract, the joint multivariate Student-t of all writes, coverage of intervals, layers and models."""
+"""UnknownScale: the contract, the joint Student-t of all writes, coverage of intervals, kernels and layers."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 # pyright: reportOptionalSubscript=false
@@ -58,7 +58,7 @@ class Joint:
         return torch.stack(squares), nothing
 
     def joint(self, problem: Problem, b: int, h: int, t: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """a and b of the posterior, [G], and log p of the first t writes: a multivariate t with 2a₀ degrees, scale b₀/a₀ C."""
+        """a and b of the posterior, [G], and log p of the first t writes: a multivariate t of scale b₀/a₀ C."""
         design, G = problem.design, problem.design.groups
         squares, gaussian = self.quadratic(problem, b, h, t)
         n = t * problem.v.shape[-1] // G
@@ -97,6 +97,7 @@ class JointOracle(Joint, DesignContract):
                 assert_close(out.variance[0, t, h], variance, 1e-10)
                 assert_close(out.write_log_evidence[0, t, h], log_density - before, 1e-10)
                 before = log_density
+            a, rate, _ = self.joint(problem, 0, h, 6)
             assert_close(out.belief.shape[0, h], a, 1e-10)
             assert_close(out.belief.rate[0, h], rate, 1e-10)
 
@@ -169,7 +170,7 @@ def test_kernels_are_those_of_the_base():
         "torch, dense covariance in chunks, then its scale",
         "loop over tokens",
     ]
-    assert "diagonal covariance" in reasons["native, diagonal covariance, then its scale"]
+    assert "diagonal covariance" in str(reasons["native, diagonal covariance, then its scale"])
     with pytest.raises(ValueError, match="^backend: expected .* flash-linear-attention.* got "):
         random_problem(PLAIN).filter(backend="fla")
 
@@ -204,8 +205,9 @@ def test_a_discount_of_one_is_none():
 
 def test_the_scan_takes_any_factor():
     generator = torch.Generator().manual_seed(0)
-    factor, added = torch.rand(2, 3, 37, 2, 1, generator=generator, dtype=torch.float64), torch.rand(
-        2, 3, 37, 2, 1, generator=generator, dtype=torch.float64
+    factor, added = (
+        torch.rand(2, 3, 37, 2, 1, generator=generator, dtype=torch.float64),
+        torch.rand(2, 3, 37, 2, 1, generator=generator, dtype=torch.float64),
     )
     factor[:, :, ::5], factor[:, :, 3::7] = 0.0, 1.0
     start = torch.rand(2, 3, 1, 2, 1, generator=generator, dtype=torch.float64)

@@ -57,7 +57,7 @@ def test_a_layer_shows_what_it_is(name):
     assert f"hidden_size={WIDTH}" in shown
     design = getattr(layer, "design", None)
     if design is not None:
-        assert f"design={design.title!r}: {design.transition}, {design.write}, {design.covariance}" in shown
+        assert f"design={design.title!r}: {design.summary()}" in shown
         assert f"num_heads=2, D=8, M={layer.value_dim}" in shown
     if isinstance(layer, MemoryLayer):
         for noise, variance in layer.noises.items():

@@ -26,9 +26,9 @@ COLUMNS = (
 PAGE_HEAD = """\
 # The catalogue
 
-Every row of the paper's Table 1, every ablation, and designs beyond them, by name: `membydesign.catalogue["gated_deltanet"]`.
-This page is written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a
-terminal.
+Every row of the paper's Table 1, every ablation, and designs beyond them, by name: `membydesign.catalogue["kda"]`.
+This page is written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them
+in a terminal.
 
 The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
 $\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.
@@ -56,7 +56,8 @@ def catalogue(
 
     For example: `mbd catalogue`, and `mbd catalogue kda` for the equations of one.
 
-    The designs are the rows of the paper's Table 1, its ablations, and two that go beyond them. In Python, `membydesign.catalogue["kda"]` is one.
+    The designs are the rows of the paper's Table 1, its ablations, and two that go beyond them.
+    In Python, `membydesign.catalogue["kda"]` is one.
     """
     if name is not None:
         if markdown:
@@ -93,7 +94,7 @@ def catalogue(
         show_table(
             COLUMNS,
             [Group(cells)],
-            title="The catalogue: Table 1 and the ablations",
+            title="The catalogue: Table 1, the ablations, and beyond",
             caption="D key size, M value size. mbd catalogue NAME shows the equations of one.",
         )
 
@@ -135,7 +136,9 @@ def catalogue_page() -> str:
     """Return docs/catalogue.md, written from the designs themselves."""
     lines, sections = [], []
     for name, design in rows.items():
-        lines.append(f"| [{name}](#{name}) | {' | '.join(design.parts())} | {design.exactness} | {design.state_formula()} |")
+        lines.append(
+            f"| [{name}](#{name}) | {' | '.join(design.parts())} | {design.exactness} | {design.state_formula()} |"
+        )
         description = design.describe()
         facts = "\n".join(f"- **{fact}**: {'; '.join(value.splitlines())}" for fact, value in description.facts)
         sections.append(f"## {name}\n\n{description.title}\n\n$$\n{description.latex}\n$$\n\n{facts}\n")

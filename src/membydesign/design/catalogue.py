@@ -49,9 +49,9 @@ _ROWS: dict[str, Design] = {
     "unknown_scale": UnknownScale(
         _BAYESIAN_LAYER,
         citation="West & Harrison, Bayesian Forecasting and Dynamic Models, 1997 (unknown observational variance)",
-        note="use it where intervals must be right although the size of the noise is not known: reads and gains are the "
-        "Bayesian Layer's, and its variances are scaled by how well values were predicted; UnknownScale(base, …) wraps "
-        "other designs, with discount=True for a scale that drifts",
+        note="for streams whose noise has an unknown size: reads and gains are the Bayesian Layer's, and its variances "
+        "are scaled by how well values were predicted; UnknownScale(base, …) wraps other designs, with discount=True "
+        "for a scale that drifts",
     ),
     "robust_writes": DesignModel(
         DiagonalDecay(),
@@ -59,8 +59,8 @@ _ROWS: dict[str, Design] = {
         Dense(),
         title="Bayesian Layer, robust writes",
         citation="Meinhold & Singpurwalla, Robustification of Kalman Filter Models, JASA 1989 (Student-t noise)",
-        note="use it where some writes are outliers: the more surprising a write, the less it is trusted; runs token by "
-        "token, since its noise depends on values",
+        note="for streams with outliers: the more surprising a write, the less it is trusted; filtered token by token, "
+        "since the effective noise depends on values",
     ),
     "deltanet": DesignModel(
         Identity(),

@@ -1,4 +1,4 @@
-r"""A memory that learns the scale of its own errors: any linear-Gaussian design with one unknown factor of all variances.
+r"""A memory that learns the scale of its own errors: a linear-Gaussian design with an unknown factor of all variances.
 
 The filter of the wrapped design is unchanged, since a common factor cancels in its gains. Two numbers per noise group
 count how well values were predicted:
@@ -38,7 +38,8 @@ COLUMNS_WITH_DISCOUNT = 3
 
 _PRECISION = Equation("τ ~ Gamma(a_0, b_0)", r"\tau \sim \mathrm{Gamma}(a_0, b_0)")
 _GIVEN = Equation(
-    "given τ, every variance above is divided by τ", r"\text{given } \tau \text{, every variance above is divided by } \tau"
+    "given τ, every variance above is divided by τ",
+    r"\text{given } \tau \text{, every variance above is divided by } \tau",
 )
 _FORGET = Equation(
     "ā_t = δ_t a_{t-1},  b̄_t = δ_t b_{t-1}", r"\bar a_t = \delta_t a_{t-1},\quad \bar b_t = \delta_t b_{t-1}"
@@ -50,7 +51,7 @@ _VARIANCE = Equation(
 
 
 class Scale(NamedTuple):
-    """a and b of τ ~ Gamma(a, b) before and after writes, and how expected the writes were.
+    """a and b of τ ~ Gamma(a, b) after writes, and how expected the writes were.
 
     Attributes:
         shape: a after each write.
@@ -77,7 +78,7 @@ class UnknownScale(Design):
     $\frac{b}{a-1} q^\top P q$: unlike $q^\top P q$ alone, it depends on how well values were predicted.
 
     Args:
-        base: a `DesignModel` with a Gaussian write that observes memory, such as `ObserveMemory`, and a kept covariance.
+        base: a `DesignModel` with a Gaussian write that observes memory (`ObserveMemory`) and a kept covariance.
         shape: a₀ > 1. The Student-t of a read has a variance only if a > 1, hence the bound; a never falls without a
             discount. Larger numbers trust b₀ for longer: a₀ counts as 2·a₀ observed values.
         rate: b₀ > 0. Variances start out b₀/(a₀ − 1) times those of `base`: the same by default.
@@ -279,7 +280,7 @@ class UnknownScale(Design):
     def parts(self) -> tuple[str, str, str]:
         """The base's, with the scale next to the covariance."""
         transition, write, covariance = self.base.parts()
-        return transition, write, f"UnknownScale({covariance})"
+        return transition, write, f"{covariance}, scale"
 
     def summary(self) -> str:
         """The base's parts, and the prior of the scale."""

@@ -1,6 +1,6 @@
 r"""Unknown scales: a kernel of the wrapped design, then the belief about the scale of all tokens at once.
 
-The wrapped design's kernel gives outputs, precisions β and squared errors β‖e‖². A common scale changes none of them, so
+The wrapped design's kernel gives outputs, precisions β and squared errors β‖e‖², which the scale does not change, so
 
     a_t = δ_t a_{t-1} + m/2,     b_t = δ_t b_{t-1} + ½ β_t ‖e_t‖²
 
@@ -104,13 +104,13 @@ def with_scale(design: UnknownScale, run: Run, initial: ScaledBelief, discount: 
         factor = discount[None, ..., None].expand_as(added)
         after = scan(factor, added, start)
         before = factor * torch.cat((start, after[:, :, :-1]), 2)
-    shape, rate = after
+    shape, rate = after[0], after[1]
     variance = evidence = None
     if request.return_variance:
         assert run.variance is not None
         variance = rate / (shape - 1) * run.variance
     if request.return_evidence:
-        evidence = design.observed(run.squares, run.precision, *before, M).log_evidence
+        evidence = design.observed(run.squares, run.precision, before[0], before[1], M).log_evidence
     last = (shape[:, -1], rate[:, -1]) if T else (initial.shape, initial.rate)
     state = ScaledBelief(run.state, *last)
     return run._replace(state=state, variance=variance, write_log_evidence=evidence)

@@ -387,8 +387,7 @@ def filter_triton(
         drifted = (noise.times(q) * q).sum(-1)[:, :, None]
         found_variance = joined((variance + drifted).movedim(2, -1), length).clamp_min(0)
     if return_evidence:
-        of_errors = error.square().sum(-1)
-        density = error.shape[-1] * (2 * math.pi / precision).log() + of_errors
+        density = error.shape[-1] * (2 * math.pi / precision).log() + (of_errors := error.square().sum(-1))
         evidence, squares = joined(-0.5 * density.sum(2), length), joined(of_errors.movedim(2, -1), length)
     output = joined(output.movedim(2, -2).flatten(-2), length)
     return Run(output, belief, joined(precision.movedim(2, -1), length), found_variance, evidence, squares)
