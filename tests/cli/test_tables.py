@@ -18,10 +18,7 @@ from membydesign.cli.tables import Column, Group, layout_of, show_table
 
 WIDTHS = (200, 120, 100, 80, 60, 40)
 WORDS = {
-    word
-    for name, design in catalogue.items()
-    for part in design.parts()
-    for word in (name, *re.findall(r"\w+", part))
+    word for name, design in catalogue.items() for part in design.parts() for word in (name, *re.findall(r"\w+", part))
 }
 
 
