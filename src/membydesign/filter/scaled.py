@@ -111,7 +111,8 @@ def with_scale(design: UnknownScale, run: Run, initial: ScaledBelief, discount: 
         variance = rate / (shape - 1) * run.variance
     if request.return_evidence:
         evidence = design.observed(run.squares, run.precision, before[0], before[1], M).log_evidence
-    last = (shape[:, -1], rate[:, -1]) if T else (initial.shape, initial.rate)
+    # copies, so that a belief does not keep the whole sequence in memory
+    last = (shape[:, -1].clone(), rate[:, -1].clone()) if T else (initial.shape, initial.rate)
     state = ScaledBelief(run.state, *last)
     return run._replace(state=state, variance=variance, write_log_evidence=evidence)
 
