@@ -73,7 +73,7 @@ def test_torch_alone_is_enough():
         assert y.shape == (1, 5, 16)
     """
     )
-    assert len(out.splitlines()) == 14
+    assert len(out.splitlines()) == 16
 
 
 def test_import_pulls_in_nothing_heavy():

@@ -27,6 +27,7 @@ from membydesign.belief import Belief
 from membydesign.design import (
     DampedRotation,
     Dense,
+    Design,
     DesignModel,
     DiagonalDecay,
     ObserveMemory,
@@ -77,7 +78,7 @@ def prepare(work: Work, task: Task, size: Size, device: str = "cpu") -> Callable
     return lambda: torch.autograd.grad(work.sequence(**leaves), list(leaves.values()), upstream)
 
 
-def _ours(design: DesignModel, title: str, inputs: Callable[[Problem], Tensors], **fixed: Any) -> Work:
+def _ours(design: Design, title: str, inputs: Callable[[Problem], Tensors], **fixed: Any) -> Work:
     """A design of ours; `fixed` are the arguments of the filter that are numbers or words."""
 
     def step(problem: Problem) -> Callable[[], Tensor]:

@@ -14,6 +14,8 @@ The log density of a write is that of a multivariate Student-t with ν degrees o
 the marginal of N(0, (s/τ) I), in which one τ scales the whole expected variance. Its tails therefore are those of the
 likelihood, and ν → ∞ gives the Gaussian filter and its evidence.
 
+The library has this write too, as `membydesign.StudentTWrite`; here it is what you would write yourself.
+
 You write `observe`, which turns the predictive mean and variance at the key into an effective observation, the names of
 its parameters, and its equations. Decoding, packing, layers, models, saving and the contract test come for free. The
 effective noise depends on values, so `Write.noise` stays undefined and the loop over tokens filters this design.

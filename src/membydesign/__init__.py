@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from membydesign.belief import Belief, DiagonalBelief
+from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
 from membydesign.design import (
     AdditiveDesign,
     Assumptions,
@@ -49,8 +49,10 @@ from membydesign.design import (
     StateSize,
     Step,
     StepParameter,
+    StudentTWrite,
     Sums,
     Transition,
+    UnknownScale,
     Votes,
     Write,
     WriteEvent,
@@ -111,6 +113,7 @@ __all__ = [
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
+    "ScaledBelief",
     "SequenceDrift",
     "Sizes",
     "Spectrum",
@@ -118,8 +121,10 @@ __all__ = [
     "StateSize",
     "Step",
     "StepParameter",
+    "StudentTWrite",
     "Sums",
     "Transition",
+    "UnknownScale",
     "Votes",
     "Write",
     "WriteEvent",

@@ -151,7 +151,80 @@ class DiagonalBelief(Belief):
         return torch.diag_embed(self.covariance)
 
 
-torch.serialization.add_safe_globals([Belief, DiagonalBelief])  # torch.load reads saved beliefs without unpickling code
+class ScaledBelief(NamedTuple):
+    r"""A Gaussian belief whose variances are known up to one factor: the state of `UnknownScale`.
+
+    $$S \mid \tau \sim \mathcal N(M, \tau^{-1} P), \qquad \tau \sim \mathrm{Gamma}(a, b)$$
+
+    Attributes:
+        base: M and P, the belief of the wrapped design.
+        shape: a > 1, [B,H,G]: half as many values as have been observed, and the prior's.
+        rate: b > 0, [B,H,G]: half the sum of their squared errors, each in units of its expected variance.
+    """
+
+    base: Any
+    shape: Tensor
+    rate: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """M, [B,H,D,M]."""
+        return self.base.mean
+
+    @property
+    def scale(self) -> Tensor:
+        r"""$\mathrm E[\tau^{-1}] = b/(a-1)$, the factor of all variances, [B,H,G]."""
+        return self.rate / (self.shape - 1)
+
+    def read(self, q: Tensor) -> Tensor:
+        r"""The mean read-out $M^\top q$ at q, [B,H,D]: [B,H,M]."""
+        return self.base.read(q)
+
+    def variance(self, q: Tensor) -> Tensor:
+        r"""The variance $\frac{b}{a-1} q^\top P q$ of each coordinate of the read-out at q, [B,H,D]: [B,H,G]."""
+        return self.scale * self.base.variance(q)
+
+    def log_evidence(self, k: Tensor, v: Tensor, write_noise: Tensor | float) -> Tensor:
+        r"""How expected it is to observe v, [B,H,M], at key k, [B,H,D]: the log density of a Student-t, [B,H].
+
+        Args:
+            k: [B,H,D].
+            v: [B,H,M].
+            write_noise: r² > 0 before scaling, [B,H,G] or a number.
+        """
+        precision = 1 / (write_noise + self.base.variance(k))
+        squares = innovation_squares(v - self.read(k), precision)
+        return student_t_log_density(squares, precision, self.shape, self.rate, v.shape[-1] // precision.shape[-1])
+
+    def detach(self) -> Self:
+        """The same belief, cut off from the autograd graph."""
+        return self.map(lambda x: x.detach())
+
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same belief on another device, or in another type: float32 or float64, and never below."""
+        place, dtype = destination(device, dtype)
+        return self.map(lambda x: x.to(place, dtype))
+
+    def map(self, f: Callable[[Tensor], Tensor]) -> Self:
+        """The belief with f applied to each of its tensors."""
+        return map_state(f, self)
+
+
+# torch.load reads saved beliefs without unpickling code
+torch.serialization.add_safe_globals([Belief, DiagonalBelief, ScaledBelief])
+
+
+def innovation_squares(error: Tensor, precision: Tensor) -> Tensor:
+    r"""$\beta \lVert e \rVert^2$ for each group of columns: what squared errors are in units of their variance.
+
+    Args:
+        error: e, [..., M].
+        precision: β, [..., G]; column j belongs to group ⌊j·G/M⌋.
+
+    Returns:
+        [..., G].
+    """
+    return precision * error.unflatten(-1, (precision.shape[-1], -1)).square().sum(-1)
 
 
 def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:
@@ -164,6 +237,52 @@ def gaussian_log_density(error: Tensor, precision: Tensor) -> Tensor:
     Returns:
         [...].
     """
-    columns = error.shape[-1] // precision.shape[-1]
-    squares = error.unflatten(-1, (precision.shape[-1], columns)).square().sum(-1)
-    return 0.5 * (columns * (precision / (2 * math.pi)).log() - precision * squares).sum(-1)
+    return log_density_of_squares(innovation_squares(error, precision), precision, error.shape[-1])
+
+
+def log_density_of_squares(squares: Tensor, precision: Tensor, M: int) -> Tensor:
+    """`gaussian_log_density` of errors in M columns, from `innovation_squares` of them, [..., G]."""
+    columns = M // precision.shape[-1]
+    return 0.5 * (columns * (precision / (2 * math.pi)).log() - squares).sum(-1)
+
+
+def student_t_log_density(squares: Tensor, precision: Tensor, shape: Tensor, rate: Tensor, columns: int) -> Tensor:
+    r"""The log density of errors $e \mid \tau \sim \mathcal N(0, (\tau\beta)^{-1} I)$ under τ ~ Gamma(a, b).
+
+    That is a multivariate Student-t with 2a degrees of freedom and scale $\frac{b}{a\beta} I$ in each group,
+
+    $$\log\frac{\Gamma(a + m/2)}{\Gamma(a)} - \frac m2 \log\frac{2\pi b}{\beta}
+    - \Bigl(a + \frac m2\Bigr) \log\Bigl(1 + \frac{\beta\lVert e\rVert^2}{2b}\Bigr).$$
+
+    Args:
+        squares: β‖e‖², [..., G].
+        precision: β, [..., G].
+        shape: a, [..., G].
+        rate: b, [..., G].
+        columns: m, how many columns a group has.
+
+    Returns:
+        The sum over groups, [...].
+    """
+    half = columns / 2
+    tail = (shape + half) * (squares / (2 * rate)).log1p()
+    return (log_gamma_ratio(shape, half) + half * (precision / (2 * math.pi * rate)).log() - tail).sum(-1)
+
+
+_SHIFT = 8
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+"""Coefficients of z⁻¹, z⁻³, … in log Γ(z); from z = 8 on they leave an error below 1e-15."""
+
+
+def log_gamma_ratio(a: Tensor, h: float) -> Tensor:
+    r"""$\log\Gamma(a + h) - \log\Gamma(a)$ for a > 0 and h ≥ 0, without the cancellation of two large logarithms.
+
+    The difference of two `lgamma` has an error of 0.1 in float32 at a = 10⁵; this one keeps all digits.
+    """
+    z, w = a + _SHIFT, a + (_SHIFT + h)
+    ratio = (z - 0.5) * (h / z).log1p() + h * (w.log() - 1)
+    for n, coefficient in enumerate(_STIRLING):
+        ratio = ratio + coefficient * (w ** -(2 * n + 1) - z ** -(2 * n + 1))
+    for i in range(_SHIFT):  # Γ(z + 1) = z Γ(z)
+        ratio = ratio - (h / (a + i)).log1p()
+    return ratio

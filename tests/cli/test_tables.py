@@ -17,7 +17,12 @@ from membydesign.cli.output import UNLIMITED
 from membydesign.cli.tables import Column, Group, layout_of, show_table
 
 WIDTHS = (200, 120, 100, 80, 60, 40)
-WORDS = {word for name, design in catalogue.items() for word in (name, *design.assumptions())}
+WORDS = {
+    word
+    for name, design in catalogue.items()
+    for part in design.assumptions()
+    for word in (name, *re.findall(r"\w+", part))
+}
 
 
 def mbd(*words: str, width: int) -> str:

@@ -110,11 +110,13 @@ def test_a_design_that_comes_from_another_process_is_found_by_its_assumptions():
     assert {again: 1}[design] == 1
 
 
-def test_the_catalogue_holds_table_one_the_ablations_and_other_beliefs():
+def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
     assert list(catalogue) == [
         "bayesian_layer",
         "bayesian_layer_diagonal",
         "covariance_reset",
+        "unknown_scale",
+        "robust_writes",
         "deltanet",
         "gated_deltanet",
         "kda",
@@ -127,9 +129,10 @@ def test_the_catalogue_holds_table_one_the_ablations_and_other_beliefs():
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", and the conjugate beliefs
+    # Table 1's column "Derivation", unknown_scale and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
+        "unknown_scale",
         "linear_attention",
         "retnet",
         "gla",

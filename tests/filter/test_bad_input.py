@@ -371,7 +371,7 @@ def test_a_number_is_as_exact_as_the_belief(call):
     design = mbd.DesignModel(mbd.ScalarDecay(), mbd.ObserveMemory(), mbd.Diagonal())
     x = torch.randn(1, 1, 2, 4, generator=torch.Generator().manual_seed(0))
     belief = design.prior(mbd.Sizes(1, 2, 4, 4), dtype=torch.float64, device="cpu")
-    step = {"log_decay": -0.3925552440925444, "process_noise": 0.1, "write_noise": 1e-7}
+    step: dict[str, Any] = {"log_decay": -0.3925552440925444, "process_noise": 0.1, "write_noise": 1e-7}
 
     def covariance(x):
         if call == "step":

@@ -357,6 +357,17 @@ class TestHardStreams:
             assert value <= max(2 * getattr(loop, quantity), 1e-6), f"{quantity}: {value:.1e}, loop {loop}"
 
 
+def test_an_unknown_scale_follows_from_the_kernels():
+    design = mbd.UnknownScale(DESIGNS["dense_2_groups-diagonal"])
+    problem = moderate(random_problem(design, B=1, T=37, H=1))
+    options = {"return_variance": True, "return_evidence": True}
+    reference = problem.filter(method="recurrent", **options)
+    ours = problem.filter(backend="triton", **options)
+    for name in ("output", "variance", "write_log_evidence"):
+        torch.testing.assert_close(getattr(ours, name), getattr(reference, name), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(ours.belief.rate, reference.belief.rate, rtol=1e-10, atol=1e-10)
+
+
 class KernelContract(DesignContract):
     """What every way of filtering passes, here through the kernels."""
 

@@ -26,9 +26,10 @@ COLUMNS = (
 PAGE_HEAD = """\
 # The catalogue
 
-Every row of the paper's Table 1, every ablation, and three beliefs that are not Gaussian (counts, categories, hidden
-states; the column "covariance" then names the belief), by name: `membydesign.catalogue["gated_deltanet"]`. This page is
-written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a terminal.
+Every row of the paper's Table 1, every ablation, and designs beyond them: robust writes, an unknown scale, and three
+beliefs that are not Gaussian (counts, categories, hidden states; the column "covariance" then names the belief), by
+name: `membydesign.catalogue["gated_deltanet"]`. This page is written by `mbd catalogue --markdown` from the designs
+themselves; `mbd catalogue NAME` shows one of them in a terminal.
 
 The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
 $\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.
@@ -56,8 +57,8 @@ def catalogue(
 
     For example: `mbd catalogue`, and `mbd catalogue kda` for the equations of one.
 
-    The designs are the rows of the paper's Table 1, its ablations, and beliefs that are not Gaussian. In Python,
-    `membydesign.catalogue["kda"]` is one.
+    The designs are the rows of the paper's Table 1, its ablations, and designs beyond them.
+    In Python, `membydesign.catalogue["kda"]` is one.
     """
     if name is not None:
         if markdown:
@@ -94,7 +95,7 @@ def catalogue(
         show_table(
             COLUMNS,
             [Group(cells)],
-            title="The catalogue: Table 1, the ablations and other beliefs",
+            title="The catalogue: Table 1, the ablations, and beyond",
             caption="D key size, M value size. mbd catalogue NAME shows the equations of one.",
         )
 

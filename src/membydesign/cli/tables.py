@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 GAP = INDENT = 2
 TALLEST = 3
-SHORT = 12
+SHORT = 11
 """Cells no wider than this stay on one line."""
 READABLE = 36
 """Values stand next to their names if this much width, or all that they need, is left; otherwise below."""

@@ -13,6 +13,7 @@ from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
     DecayAndRemoval,
@@ -25,6 +26,7 @@ from membydesign.design.transition import (
     Transition,
     real_rows,
 )
+from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
@@ -67,8 +69,10 @@ __all__ = [
     "StateSize",
     "Step",
     "StepParameter",
+    "StudentTWrite",
     "Sums",
     "Transition",
+    "UnknownScale",
     "Votes",
     "Write",
     "WriteEvent",

@@ -1,4 +1,4 @@
-"""Every row of the paper's Table 1, every ablation and the beliefs that are not Gaussian: `catalogue["kda"]`."""
+"""Every row of the paper's Table 1, every ablation, and designs beyond them: `catalogue["gated_deltanet"]`."""
 
 from __future__ import annotations
 
@@ -13,37 +13,26 @@ from membydesign.design.hidden_markov import HiddenMarkov
 from membydesign.design.model import DesignModel
 from membydesign.design.protocol import Design
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
+from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, ObserveMemory
 
 _THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
 _DELTA_GATE = "a delta rule that states a gate has r_t² = λ_t (1/gate − ‖k_t‖²), see theory.write_noise_of_gate"
 _UNIT_WRITE = "the usual unit-gain form is the noiseless write, r_t² = 0"
 
-Linear = Literal[
-    "bayesian_layer",
-    "bayesian_layer_diagonal",
-    "covariance_reset",
-    "deltanet",
-    "gated_deltanet",
-    "kda",
-    "longhorn",
-    "linear_attention",
-    "retnet",
-    "gla",
-    "mamba2",
-]
-"""The rows that are linear-Gaussian: Table 1 and the ablations."""
+_BAYESIAN_LAYER = DesignModel(
+    DiagonalDecay(),
+    ObserveMemory(),
+    Dense(),
+    title="Bayesian Layer",
+    citation=f"{_THIS_PAPER}, Proposition 1",
+    note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
+)
 
 _ROWS: dict[str, Design] = {
-    "bayesian_layer": DesignModel(
-        DiagonalDecay(),
-        ObserveMemory(),
-        Dense(),
-        title="Bayesian Layer",
-        citation=f"{_THIS_PAPER}, Proposition 1",
-        note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
-    ),
+    "bayesian_layer": _BAYESIAN_LAYER,
     "bayesian_layer_diagonal": DesignModel(
         DiagonalDecay(),
         ObserveMemory(),
@@ -59,6 +48,22 @@ _ROWS: dict[str, Design] = {
         title="Bayesian Layer, covariance reset",
         citation=f"{_THIS_PAPER}, Proposition 2 (ablation)",
         note="the paper's ablation resets to its process noise: prior_variance λ_t = ℓ_t²",
+    ),
+    "unknown_scale": UnknownScale(
+        _BAYESIAN_LAYER,
+        citation="West & Harrison, Bayesian Forecasting and Dynamic Models, 1997 (unknown observational variance)",
+        note="for streams whose noise has an unknown size: reads and gains are the Bayesian Layer's, and its variances "
+        "are scaled by how well values were predicted; UnknownScale(base, …) wraps other designs, with discount=True "
+        "for a scale that drifts",
+    ),
+    "robust_writes": DesignModel(
+        DiagonalDecay(),
+        StudentTWrite(),
+        Dense(),
+        title="Bayesian Layer, robust writes",
+        citation="Meinhold & Singpurwalla, Robustification of Kalman Filter Models, JASA 1989 (Student-t noise)",
+        note="for streams with outliers: the more surprising a write, the less it is trusted; filtered token by token, "
+        "since the effective noise depends on values",
     ),
     "deltanet": DesignModel(
         Identity(),
@@ -131,11 +136,27 @@ _ROWS: dict[str, Design] = {
 }
 
 
-class Catalogue(Mapping[str, Design]):
-    """The designs of the paper's Table 1, its ablations, and beliefs that are not Gaussian, by name.
+LinearGaussian = Literal[
+    "bayesian_layer",
+    "bayesian_layer_diagonal",
+    "covariance_reset",
+    "robust_writes",
+    "deltanet",
+    "gated_deltanet",
+    "kda",
+    "longhorn",
+    "linear_attention",
+    "retnet",
+    "gla",
+    "mamba2",
+]
+"""The rows that are a `DesignModel`, for type checkers."""
 
-    A read-only mapping from name to `Design`; rows of Table 1 and the ablations are `DesignModel`s. An unknown name is
-    answered with the names that exist.
+
+class Catalogue(Mapping[str, Design]):
+    """The designs of the paper's Table 1, its ablations, and designs beyond them, by name.
+
+    A read-only mapping from name to `Design`. An unknown name is answered with the names that exist.
 
     Example:
         >>> Catalogue()["kda"].exactness
@@ -143,7 +164,10 @@ class Catalogue(Mapping[str, Design]):
     """
 
     @overload
-    def __getitem__(self, name: Linear) -> DesignModel: ...
+    def __getitem__(self, name: LinearGaussian) -> DesignModel: ...
+
+    @overload
+    def __getitem__(self, name: Literal["unknown_scale"]) -> UnknownScale: ...
 
     @overload
     def __getitem__(self, name: str) -> Design: ...
@@ -165,4 +189,4 @@ class Catalogue(Mapping[str, Design]):
 
 
 catalogue = Catalogue()
-"""Every row of the paper's Table 1, every ablation and the beliefs that are not Gaussian, by name."""
+"""Every row of the paper's Table 1, every ablation, and designs beyond them, by name."""

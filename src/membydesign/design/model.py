@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from membydesign.belief import Belief
     from membydesign.design.sources import Source
+    from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 
 _DRIFT_OF_MEAN = Equation("M̄_t = A_t M_{t-1}", r"\bar{\mathbf{M}}_t = \mathbf{A}_t \mathbf{M}_{t-1}")
@@ -148,12 +149,19 @@ class DesignModel(Design):
 
     def condition(self, state: Belief, k: Tensor, v: Tensor, step: Step) -> Written:
         """M = M̄ + β u eᵀ, P = P̄ − β u uᵀ."""
-        event = self.write.event(state.mean, state.covariance, self.covariance, v, step)
+        event = self.event(state, v, step)
+        return Written(self.after(event, state, k), event.log_density, event.precision)
+
+    def event(self, state: Belief, v: Tensor, step: Step) -> WriteEvent:
+        """What writing v, [B,H,M], does to a predicted belief: where it lands, how strongly, and its error."""
+        return self.write.event(state.mean, state.covariance, self.covariance, v, step)
+
+    def after(self, event: WriteEvent, state: Belief, k: Tensor) -> Belief:
+        """The belief after an event at key k, [B,H,D], from the predicted one."""
         gain = event.precision[..., None] * event.warped_key
         error = event.error.unflatten(-1, (gain.shape[2], -1))
         mean = state.mean + (gain[..., None] * error[..., None, :]).movedim(2, 3).flatten(-2)
-        kept = self.covariance.condition(state.covariance, event, k)
-        return Written(type(state)(mean, kept), event.log_density, event.precision)
+        return type(state)(mean, self.covariance.condition(state.covariance, event, k))
 
     def read(self, state: Belief, q: Tensor, step: Step) -> Reading:
         """y = Mᵀ q, and the variance of each of its coordinates."""

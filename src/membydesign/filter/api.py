@@ -281,7 +281,7 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 
 def _collect(runs: list[Run], arguments: Arguments, request: Request, *, state_is_checked: bool) -> Filtered:
     """Join the runs of packed sequences (or take the one run of a batch), and check their results."""
-    outputs, states, precisions, variances, evidences = zip(*runs, strict=True)
+    outputs, states, precisions, variances, evidences, _ = zip(*runs, strict=True)
     output = _joined(outputs)
     assert output is not None
     output = output.to(request.dtype)

@@ -126,9 +126,16 @@ def check_state(design: Design, state: object, name: str, batch: int, like: Tens
     kind = type(form)
     if not isinstance(state, tuple) or getattr(state, "_fields", None) != kind._fields:
         refuse(name, f"a {kind.__name__} (from filter_sequence or {kind.__name__}.prior)", type(state).__name__)
-    state = kind(*state)
     _check_parts(design, state, form, name, like.device)
-    return state
+    return _in_form(state, form)
+
+
+def _in_form(state: Any, form: Any) -> Any:
+    """The state in the classes of its form: a saved one may have others with the same fields."""
+    if not isinstance(form, tuple):
+        return state
+    parts = [_in_form(part, part_form) for part, part_form in zip(state, form, strict=True)]
+    return tuple(parts) if type(form) is tuple else type(form)(*parts)
 
 
 def _check_parts(design: Design, state: Any, form: Any, where: str, device: torch.device) -> None:

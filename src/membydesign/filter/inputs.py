@@ -118,6 +118,7 @@ class Run(NamedTuple):
         precision: $\beta_t$, [B,T,H,G], of designs that have one.
         variance: of the read-outs, [B,T,H,G], or None.
         write_log_evidence: $\log p(v_t \mid v_{<t})$, [B,T,H], or None.
+        squares: $\beta_t \lVert v_t - \bar M_t^\top k_t \rVert^2$, [B,T,H,G], where a kernel has it, with the evidence.
     """
 
     output: Tensor
@@ -125,3 +126,4 @@ class Run(NamedTuple):
     precision: Tensor | None = None
     variance: Tensor | None = None
     write_log_evidence: Tensor | None = None
+    squares: Tensor | None = None

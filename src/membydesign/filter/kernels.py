@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
@@ -20,6 +21,7 @@ from membydesign.filter.native import diagonal as native_diagonal
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
+from membydesign.filter.scaled import Scaled
 from membydesign.filter.torch import additive, dense, hidden_markov, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
@@ -44,7 +46,15 @@ KERNELS: tuple[Kernel, ...] = (
     hidden_markov,
     loop,
 )
+SCALED: tuple[Kernel, ...] = (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
+"""For designs with an unknown scale: the kernels of what they wrap."""
+
 BACKENDS = ("auto", "torch", "native", "triton", "fla")
+
+
+def candidates(design: Design) -> tuple[Kernel, ...]:
+    """The kernels that may run a design, in order of preference."""
+    return SCALED if isinstance(design, UnknownScale) else KERNELS
 
 
 def choose(design: Design, request: Request, method: str) -> Kernel:
@@ -57,7 +67,7 @@ def choose(design: Design, request: Request, method: str) -> Kernel:
         return loop
     reasons = []
     unreadable = None if torch.compiler.is_compiling() else readable.why_not(request.named_tensors())
-    for kernel in KERNELS:
+    for kernel in candidates(design):
         if request.backend in ("auto", kernel.BACKEND):
             reason = None if kernel.BACKEND == "torch" else unreadable
             reason = reason or kernel.why_not(design, request)
@@ -75,6 +85,8 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
         request = request.map(readable.settled)
     if request.bounds is None or kernel is fla:
         return [kernel.run(design, request)]
+    if isinstance(kernel, Scaled):
+        return kernel.run_packed(design, request)
     return run_packed(design, request, kernel.run, pad=kernel is not loop)
 
 
@@ -86,7 +98,7 @@ def why_not_each(design: Design, D: int = 64, M: int = 64) -> dict[str, str | No
         'for Gated DeltaNet, since this kernel propagates a dense covariance'
     """
     request = _sample(design, D, M)
-    return {kernel.NAME: kernel.why_not(design, request) for kernel in KERNELS}
+    return {kernel.NAME: kernel.why_not(design, request) for kernel in candidates(design)}
 
 
 def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str | None]:

@@ -64,7 +64,7 @@ def batches(lengths: Sequence[int], padding: float) -> list[list[int]]:
 
 def _one_of(run: Run, i: int, length: int) -> Run:
     """Sequence i of a batch, without its padding."""
-    tokens = (run.output, run.precision, run.variance, run.write_log_evidence)
+    tokens = (run.output, run.precision, run.variance, run.write_log_evidence, run.squares)
     output, *rest = (None if x is None else x[i : i + 1, :length] for x in tokens)
     assert output is not None
     return Run(output, map_state(lambda x: x[i : i + 1], run.state), *rest)

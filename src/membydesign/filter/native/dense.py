@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from membydesign.belief import Belief, gaussian_log_density
+from membydesign.belief import Belief, innovation_squares, log_density_of_squares
 from membydesign.filter.inputs import LONGEST_CHUNK, Run
 from membydesign.filter.linear import dense_problem, why_not_dense
 from membydesign.filter.native import build as native
@@ -175,12 +175,14 @@ def filter_native(
     mean, covariance, precision = results["mean"], results["covariance"], results["precision"]
     if angle is not None:
         mean, covariance = operator.together(mean, -2), operator.together(operator.together(covariance, -1), -2)
+    squares = innovation_squares(results["error"], precision) if return_evidence else None
     return Run(
         results["output"],
         Belief(mean.movedim(2, -2).flatten(-2), covariance),
         precision,
         results["variance"].clamp_min(0) if return_variance else None,
-        gaussian_log_density(results["error"], precision) if return_evidence else None,
+        None if squares is None else log_density_of_squares(squares, precision, x.v.shape[-1]),
+        squares,
     )
 
 

@@ -301,7 +301,7 @@ def filter_chunk(
     output, reads, weights = read_chunks(queries, keys, cross, M0, P0, factor, error)
     output = joined(output.movedim(2, -2).flatten(-2), length)
     precision = joined(precision_of(factor, failed).movedim(2, -1), length)
-    variance = evidence = None
+    variance = evidence = squares = None
     if return_variance:
         drifted = (noise.times(q) * q).sum(-1)[:, :, None]
         variance = (reads * queries).sum(-1) + drifted - weights.square().sum(-1)
@@ -309,9 +309,10 @@ def filter_chunk(
     if return_evidence:
         columns = error.shape[-1]
         pivots = factor.diagonal(dim1=-2, dim2=-1)
-        density = columns * ((2 * math.pi) ** 0.5 * pivots).log() + 0.5 * error.square().sum(-1)
-        evidence = -joined(density.sum(2), length)
-    return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), precision, variance, evidence)
+        of_errors = error.square().sum(-1)
+        density = columns * ((2 * math.pi) ** 0.5 * pivots).log() + 0.5 * of_errors
+        evidence, squares = -joined(density.sum(2), length), joined(of_errors.movedim(2, -1), length)
+    return Run(output, Belief(M.movedim(2, -2).flatten(-2), P), precision, variance, evidence, squares)
 
 
 NAME, BACKEND = "torch, dense covariance in chunks", "torch"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from membydesign.belief import gaussian_log_density
+from membydesign.belief import gaussian_log_density, innovation_squares, log_density_of_squares
 from membydesign.design import DesignModel, Gains, RowDrift
 from membydesign.filter import loop
 from membydesign.filter.inputs import LONGEST_CHUNK, Run
@@ -100,9 +100,12 @@ def run_with(design: DesignModel, request: Request, means: Means, size: int, gai
     if gains is None:
         return loop.run(design, request)
     means_out = means(drift.rows, size, initial.mean, x.q, x.k, x.v, gains, return_error=request.return_evidence)
-    evidence = None if means_out.error is None else gaussian_log_density(means_out.error, gains.precision)
+    squares = evidence = None
+    if means_out.error is not None:
+        squares = innovation_squares(means_out.error, gains.precision)
+        evidence = log_density_of_squares(squares, gains.precision, x.v.shape[-1])
     state = type(initial)(means_out.mean, gains.kept)
-    return Run(means_out.output, state, gains.precision, gains.variance, evidence)
+    return Run(means_out.output, state, gains.precision, gains.variance, evidence, squares)
 
 
 def _additive(design: DesignModel, request: Request, means: Means, size: int) -> Run:

@@ -382,15 +382,15 @@ def filter_triton(
         return map_state(lambda t: t.to(x.q.dtype), filter_chunk(wide, rows.double(), start, inputs, C, **requests))
 
     belief = Belief(mean.movedim(2, -2).flatten(-2), covariance)
-    found_variance = evidence = None
+    found_variance = evidence = squares = None
     if return_variance:
         drifted = (noise.times(q) * q).sum(-1)[:, :, None]
         found_variance = joined((variance + drifted).movedim(2, -1), length).clamp_min(0)
     if return_evidence:
-        density = error.shape[-1] * (2 * math.pi / precision).log() + error.square().sum(-1)
-        evidence = joined(-0.5 * density.sum(2), length)
+        density = error.shape[-1] * (2 * math.pi / precision).log() + (of_errors := error.square().sum(-1))
+        evidence, squares = joined(-0.5 * density.sum(2), length), joined(of_errors.movedim(2, -1), length)
     output = joined(output.movedim(2, -2).flatten(-2), length)
-    return Run(output, belief, joined(precision.movedim(2, -1), length), found_variance, evidence)
+    return Run(output, belief, joined(precision.movedim(2, -1), length), found_variance, evidence, squares)
 
 
 def _too_sure(observed: Tensor, write_noise: Tensor) -> bool:
