@@ -209,9 +209,19 @@ def test_a_wider_parameter_widens_the_belief():
 
 def test_a_lost_covariance_is_named():
     given = arguments(DESIGNS["dense_2_groups-identity"])
-    given["belief"].covariance[1, 0, 1] -= 100 * torch.eye(4)
+    k = given["k"][1, 0]
+    along = 100 * (k[:, None] * k[None, :] - (k * k).diag())  # negative along a direction, with a diagonal of zeros
+    sign = 1 if k @ along @ k < 0 else -1
+    given["belief"].covariance[1, 0, 1] += sign * along
     message = assert_same_refusal(DESIGNS["dense_2_groups-identity"], given)
     assert "stopped being positive definite in torch.float64 at batch 1, position 0, head 0, group 1" in message
+
+
+def test_a_negative_variance_is_named():
+    given = arguments(DESIGNS["dense_2_groups-identity"])
+    given["belief"].covariance[1, 0, 1] -= 100 * torch.eye(4)
+    message = assert_same_refusal(DESIGNS["dense_2_groups-identity"], given)
+    assert "belief.covariance: expected variances of at least 0, got -99" in message
 
 
 @pytest.mark.parametrize(
