@@ -12,12 +12,15 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 import membydesign as mbd
+from membydesign.design.catalogue import LinearGaussian
 from membydesign.filter.native import build, compiler, cpu, prebuilt
 
+LINEAR = set(get_args(LinearGaussian)) - {"robust_writes"}  # whose noise is known only token by token
 NUMBERS = {"log_decay": -0.1, "process_noise": 0.1, "write_noise": 0.2, "prior_variance": 1.0, "angle": 0.3}
 
 
@@ -34,6 +37,8 @@ def main() -> None:
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-10)):
         q, k, v = torch.randn(3, 2, 70, 4, 16, dtype=dtype).unbind()
         for name, design in mbd.catalogue.items():
+            if name not in LINEAR:
+                continue
             step = {parameter.name: NUMBERS[parameter.name] for parameter in design.step_parameters}
             native = mbd.filter_sequence(design, q, k, v, **step, backend="native")
             loop = mbd.filter_sequence(design, q, k, v, **step, method="recurrent")

@@ -22,8 +22,8 @@ PROGRAM = """
 import ctypes, sys
 from pathlib import Path
 import torch
-from membydesign.filter.native import build
-build.FOLDER = Path(sys.argv[1])
+from membydesign.filter.native import build, compiler
+compiler.FOLDER = Path(sys.argv[1])
 library = build.library("planted.c", torch.float32)
 assert library is not None
 x = torch.zeros(64)
@@ -65,7 +65,7 @@ def test_flags_are_part_of_the_cache(tmp_path):
     """A library compiled with other flags is another file."""
     program = """
 import torch
-from membydesign.filter.native import build
+from membydesign.filter.native import build, compiler
 assert build.available("mean_pass.c", torch.float32)
 """
     for flags in ("", "-DNOTHING", "-DNOTHING"):

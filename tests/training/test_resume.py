@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -306,17 +307,17 @@ def test_two_starts_on_one_folder_one_trains_and_the_other_stops(tmp_path):
     """The folder of a sweep, and of `train` by itself."""
     alone = sweep(runs(300), tmp_path / "alone")
     command = [sys.executable, str(HERE / "problem.py"), str(tmp_path / "both"), "300", "2"]
-    first = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
-    while not list((tmp_path / "both").glob("*/step-*/place.json")):
-        assert time.monotonic() < deadline, "no checkpoint was written"
-        assert first.poll() is None, "the sweep ended too early"
-        time.sleep(0.01)
-    second = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-    still = first.poll() is None
-    assert first.wait(timeout=300) == 0
-    if still:  # a busy computer may start the second process only after the first has ended
-        assert second.returncode != 0
-        assert f"FolderInUse: {tmp_path / 'both'}: expected a folder that no other process uses" in second.stderr
-        assert f"process {first.pid} on" in second.stderr
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as first:
+        while not list((tmp_path / "both").glob("*/step-*/place.json")):
+            assert time.monotonic() < deadline, "no checkpoint was written"
+            assert first.poll() is None, "the sweep ended too early"
+            time.sleep(0.01)
+        first.send_signal(signal.SIGSTOP)  # so that it is not done before the second has started
+        second = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(timeout=300) == 0
+    assert second.returncode != 0
+    assert f"FolderInUse: {tmp_path / 'both'}: expected a folder that no other process uses" in second.stderr
+    assert f"process {first.pid} on" in second.stderr
     assert sweep(runs(300), tmp_path / "both") == alone
