@@ -44,7 +44,8 @@ def has_sanitizers() -> bool:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_ends_the_process(fault, tmp_path):
     statement, fails, message = FAULTS[fault]
-    source = f"#include <stdint.h>\nvoid planted(float *x, int64_t n) {{ {statement} }}\n"
+    header = ROOT / "src" / "membydesign" / "filter" / "native" / "csrc" / "target.h"
+    source = f'#include "{header}"\n#include <stdint.h>\nvoid planted(float *x, int64_t n) {{ {statement} }}\n'
     (tmp_path / "planted.c").write_text(source)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(
