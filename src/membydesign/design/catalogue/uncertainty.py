@@ -1,0 +1,34 @@
+"""Designs beyond the paper that change what is kept of the uncertainty of a linear-Gaussian memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from membydesign.design.catalogue.bayesian_layer import BAYESIAN_LAYER
+from membydesign.design.covariance import Dense
+from membydesign.design.model import DesignModel
+from membydesign.design.student_t import StudentTWrite
+from membydesign.design.transition import DiagonalDecay
+from membydesign.design.unknown_scale import UnknownScale
+
+if TYPE_CHECKING:
+    from membydesign.design.protocol import Design
+
+ROWS: dict[str, Design] = {
+    "unknown_scale": UnknownScale(
+        BAYESIAN_LAYER,
+        citation="West & Harrison, Bayesian Forecasting and Dynamic Models, 1997 (unknown observational variance)",
+        note="for streams whose noise has an unknown size: reads and gains are the Bayesian Layer's, and its variances "
+        "are scaled by how well values were predicted; UnknownScale(base, …) wraps other designs, with discount=True "
+        "for a scale that drifts",
+    ),
+    "robust_writes": DesignModel(
+        DiagonalDecay(),
+        StudentTWrite(),
+        Dense(),
+        title="Bayesian Layer, robust writes",
+        citation="Meinhold & Singpurwalla, Robustification of Kalman Filter Models, JASA 1989 (Student-t noise)",
+        note="for streams with outliers: the more surprising a write, the less it is trusted; filtered token by token, "
+        "since the effective noise depends on values",
+    ),
+}
