@@ -32,7 +32,7 @@ def regression(problem, ridge, mixed=lambda x, q, t: x):
     `ridge(H, t)` is the diagonal of Λ, [B,H,D]; `mixed(x, q, t)` what reads the values.
     """
     q, k, v = problem.q, problem.k, problem.v
-    outputs, evidence = [], 0.0
+    outputs, evidence = [], q.new_zeros(())
     for t in range(q.shape[1]):
         left, _ = left_over(problem.parameters["log_decay"], t)
         weight = left / problem.parameters["write_noise"][:, : t + 1]
@@ -77,7 +77,7 @@ class Palimpsa(DesignContract):
     def oracle(self, problem):
         """Sums over the whole history of every entry apart; λ₀ is constant in time here, as the paper has it."""
         q, k, v, x = problem.q, problem.k, problem.v, problem.parameters
-        outputs, evidence = [], 0.0
+        outputs, evidence = [], q.new_zeros(())
         for t in range(q.shape[1]):
             left, of_start = left_over(x["log_decay"], t)
             faded = torch.cat([of_start[:, None], left], 1)  # what is left of the start, and after each write
@@ -142,7 +142,7 @@ class VLA(DesignContract):
             B = torch.einsum("bshd,bshe->bhde", u[:, : t + 1], u[:, : t + 1]) + eye / self.design.prior_variance
             inverses.append(torch.linalg.inv(B))
         M = torch.zeros(*q.shape[:1], q.shape[2], D, v.shape[-1], dtype=q.dtype)
-        outputs, evidence = [], 0.0
+        outputs, evidence = [], q.new_zeros(())
         for t in range(T):
             g = torch.nn.functional.normalize(torch.einsum("bhde,bhe->bhd", inverses[t + 1], k[:, t]), dim=-1)
             variance = 1 + torch.einsum("bhd,bhde,bhe->bh", k[:, t], inverses[t], k[:, t])
@@ -165,7 +165,7 @@ class KalmanDelta(DesignContract):
         alpha, omega, r = x["log_decay"].exp(), x["process_noise"], x["write_noise"].reshape(*q.shape[:3], -1)
         if alpha.ndim == 3:
             alpha = alpha[..., None]
-        outputs, evidence = [], 0.0
+        outputs, evidence = [], q.new_zeros(())
         c = torch.ones(*q[:, 0].shape[:2], groups, 1 if self.isotropic else D, dtype=q.dtype)
         S = torch.zeros(*q[:, 0].shape, v.shape[-1], dtype=q.dtype)
         for t in range(q.shape[1]):

@@ -39,7 +39,10 @@ CASES = {
     "mamba2_with_convolution_of_one": lambda: Mamba2(WIDTH, 2, 8, short_convolution=1),
     "mamba2_without_convolution": lambda: Mamba2(WIDTH, 2, 8, short_convolution=None),
 }
-NAMES = ("deltanet", "gated_deltanet", "kda", "longhorn", "linear_attention", "retnet", "gla", "mamba2")
+NAMES = (
+    *("deltanet", "gated_deltanet", "kda", "longhorn", "linear_attention", "retnet", "gla", "mamba2"),
+    *("mesa_net", "gated_kalmanet", "kla", "palimpsa", "kalman_delta_isotropic", "kalman_delta_diagonal", "vla"),
+)
 
 
 def contract_for(name: str) -> type:

@@ -7,32 +7,42 @@ from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.deltanet import DeltaNet
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_kalmanet import GatedKalmaNet
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena, HyenaBelief
+from membydesign.layers.kalman_delta import DiagonalKalmanDelta, IsotropicKalmanDelta
+from membydesign.layers.kalman_linear_attention import KLA
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
+from membydesign.layers.mesa_net import MesaNet
+from membydesign.layers.palimpsa import PalimpsaLayer
 from membydesign.layers.parameters import Drift, LearnedParameter
 from membydesign.layers.registry import LAYERS, layer_names, make_layer, register
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
+from membydesign.layers.vla import VariationalLinearAttention
 
 __all__ = [
     "GLA",
     "KDA",
+    "KLA",
     "LAYERS",
     "RWKV7",
     "AttentionBelief",
     "DeltaNet",
+    "DiagonalKalmanDelta",
     "Drift",
     "FilterBelief",
     "FilterLayer",
     "Gate",
     "GatedDeltaNet",
+    "GatedKalmaNet",
     "Hyena",
     "HyenaBelief",
+    "IsotropicKalmanDelta",
     "LayerBelief",
     "LayerStateSize",
     "Learned",
@@ -41,12 +51,15 @@ __all__ = [
     "Longhorn",
     "Mamba2",
     "MemoryLayer",
+    "MesaNet",
+    "PalimpsaLayer",
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",
     "SoftmaxAttention",
     "StepInputs",
     "Uncertainty",
+    "VariationalLinearAttention",
     "layer_names",
     "make_layer",
     "register",
