@@ -111,7 +111,8 @@ def watched(model: AddressedModel) -> Iterator[dict[str, list[float]]]:
     seen: dict[str, list[float]] = defaultdict(list)
     hooks = []
     for layer, mixer in enumerate(model.mixers, 1):
-        for name, noise in mixer.noises.items():
+        modules: Any = mixer.noises
+        for name, noise in modules.items():
 
             def record(_: Any, __: Any, value: Tensor | float, key: str = f"{name}_{layer}") -> None:
                 seen[key].append(float(torch.as_tensor(value).mean()))

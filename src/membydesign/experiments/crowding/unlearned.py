@@ -32,7 +32,7 @@ SCALES = torch.logspace(-1.5, 2.5, 161)
 def unlearned(config: CrowdingConfig) -> dict[str, dict[str, dict[str, float]]]:
     """Measure every memory at every n: {title: {n: {"cross_entropy", "accuracy", …}}}."""
     dense = UPDATES["bayesian_layer"].design
-    fixed: dict[str, tuple[Design, dict[str, float]]] = {
+    fixed: dict[str, tuple[Design, dict[str, Any]]] = {
         f"exact filter, ℓ² = {noise:g}": (dense, {"process_noise": noise, "write_noise": WRITE_NOISE})
         for noise in PROCESS_NOISES
     }
@@ -47,15 +47,17 @@ def unlearned(config: CrowdingConfig) -> dict[str, dict[str, dict[str, float]]]:
 
 def _best_delta(config: CrowdingConfig, n: int) -> dict[str, float]:
     design = catalogue["deltanet"]
-    steps = {gain: {"prior_variance": 1.0, "write_noise": 1 / gain - 1} for gain in GAINS}
-    losses = {gain: _scaled(*_answers(config, n, "validation", design, step))[0] for gain, step in steps.items()}
+    steps: dict[float, dict[str, Any]] = {gain: {"prior_variance": 1.0, "write_noise": 1 / gain - 1} for gain in GAINS}
+    losses = {
+        gain: _scaled(*unlearned_answers(config, n, "validation", design, step))[0] for gain, step in steps.items()
+    }
     best = min(losses, key=lambda gain: losses[gain])
     return {**_test(config, n, design, steps[best]), "gain": best}
 
 
-def _test(config: CrowdingConfig, n: int, design: Design, step: dict[str, float]) -> dict[str, float]:
-    _, scale = _scaled(*_answers(config, n, "validation", design, step))
-    logits, answers = _answers(config, n, "test", design, step)
+def _test(config: CrowdingConfig, n: int, design: Design, step: dict[str, Any]) -> dict[str, float]:
+    _, scale = _scaled(*unlearned_answers(config, n, "validation", design, step))
+    logits, answers = unlearned_answers(config, n, "test", design, step)
     return {
         "cross_entropy": F.cross_entropy(scale * logits, answers).item(),
         "accuracy": (logits.argmax(-1) == answers).float().mean().item(),
@@ -63,9 +65,11 @@ def _test(config: CrowdingConfig, n: int, design: Design, step: dict[str, float]
     }
 
 
-def _answers(
-    config: CrowdingConfig, n: int, split: str, design: Design, step: dict[str, float]
+def unlearned_answers(
+    config: CrowdingConfig, n: int, split: str, design: Design, step: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
+    """Return what one memory reads at the queries, [N,L], and the right labels, [N]."""
+
     def answer(batch: Addressed) -> Tensor:
         queries = batch.answers.shape[1]
         values = batch.tokens[:, :, None, -config.task.labels :]
