@@ -125,11 +125,18 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "mesa_net",
+        "gated_kalmanet",
+        "kla",
+        "palimpsa",
+        "kalman_delta_isotropic",
+        "kalman_delta_diagonal",
+        "vla",
         "count_memory",
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale and the conjugate beliefs
+    # Table 1's column "Derivation", unknown_scale, MesaNet's regression and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "unknown_scale",
@@ -137,6 +144,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "mesa_net",
         "count_memory",
         "categorical_memory",
         "hidden_markov",

@@ -7,12 +7,16 @@ from membydesign.design.counts import CountMemory, Counts
 from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.explained_alone import EntryBelief, EntryDesign, KalmanLinearAttention, Palimpsa
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.model import DesignModel
+from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
@@ -45,21 +49,33 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "EntryBelief",
+    "EntryDesign",
     "Equation",
     "Flaw",
     "Gains",
     "Gate",
     "HiddenMarkov",
     "Identity",
+    "InformationDiagonal",
+    "Isotropic",
+    "IsotropicBelief",
+    "KalmaNetMemory",
+    "KalmanLinearAttention",
     "LatentInput",
     "Learned",
     "MeanOnly",
+    "MesaMemory",
     "Observation",
     "ObserveMemory",
+    "Palimpsa",
+    "PenalisedLeastSquares",
+    "PenalisedMemory",
     "PerColumnReset",
     "Reading",
     "Removal",
     "Reset",
+    "RidgeDesign",
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
@@ -67,6 +83,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Statistics",
     "Step",
     "StepParameter",
     "StudentTWrite",
