@@ -125,11 +125,17 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "preconditioned_deltanet",
+        "gated_deltanet_2",
+        "deltaproduct",
+        "comba",
+        "rwkv7",
+        "mlstm",
         "count_memory",
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale and the conjugate beliefs
+    # Table 1's column "Derivation", unknown_scale, the conjugate beliefs, and two relatives whose erasing is a drift
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "unknown_scale",
@@ -137,6 +143,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "comba",
+        "rwkv7",
         "count_memory",
         "categorical_memory",
         "hidden_markov",

@@ -5,10 +5,16 @@ from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
 from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.feedback import KeyFeedback
+from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
+from membydesign.design.mlstm import MLSTM, Normalised
 from membydesign.design.model import DesignModel
+from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
@@ -30,15 +36,19 @@ from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
+    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Catalogue",
     "CategoricalMemory",
+    "ChosenGain",
     "CountMemory",
     "Counts",
     "Covariance",
+    "Curved",
     "DampedRotation",
     "DecayAndRemoval",
+    "DeltaProduct",
     "Dense",
     "Description",
     "Design",
@@ -49,15 +59,21 @@ __all__ = [
     "Flaw",
     "Gains",
     "Gate",
+    "GatedDeltaRule2",
     "HiddenMarkov",
     "Identity",
+    "KeyFeedback",
     "LatentInput",
     "Learned",
+    "LinearRecurrence",
     "MeanOnly",
+    "Normalised",
     "Observation",
     "ObserveMemory",
     "PerColumnReset",
+    "PreconditionedDelta",
     "Reading",
+    "Recurrence",
     "Removal",
     "Reset",
     "RowDrift",
@@ -76,6 +92,7 @@ __all__ = [
     "Votes",
     "Write",
     "WriteEvent",
+    "Writes",
     "Written",
     "catalogue",
     "real_rows",
