@@ -56,8 +56,16 @@ def every_design() -> dict[str, DesignModel]:
 
 DESIGNS = every_design()
 EXACT_DESIGNS = {name: design for name, design in DESIGNS.items() if design.is_exact}
-BEYOND = {"unknown_scale", "robust_writes", "kalman_delta_isotropic", "kalman_delta_diagonal"}
-"""Rows of the catalogue with tests of their own, such as those of tests/filter/test_relatives.py."""
+BEYOND = {
+    "unknown_scale",
+    "robust_writes",
+    "kalman_delta_isotropic",
+    "kalman_delta_diagonal",
+    "comba",
+    "rwkv7",
+}
+"""Rows with tests of their own: test_unknown_scale.py and test_student_t.py in design/, test_relatives.py,
+test_recurrences.py and test_removal.py in filter/."""
 
 assert {design for name, design in catalogue.items() if name not in BEYOND and isinstance(design, DesignModel)} <= {
     d.replace(covariance=type(d.covariance)()) if d.keeps_covariance else d for d in DESIGNS.values()
@@ -77,7 +85,7 @@ def random_belief(design: DesignModel, *, B: int = 2, H: int = 2, D: int = 4, M:
     return Belief(mean, noise @ noise.mT / D + 0.1 * torch.eye(D, dtype=torch.float64))
 
 
-REMOVAL = DesignModel(mbd.DecayAndRemoval(), mbd.LatentInput(), mbd.MeanOnly())
+REMOVAL = catalogue["rwkv7"]
 """RWKV-7's memory."""
 
 

@@ -132,11 +132,18 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "kalman_delta_isotropic",
         "kalman_delta_diagonal",
         "vla",
+        "preconditioned_deltanet",
+        "gated_deltanet_2",
+        "deltaproduct",
+        "comba",
+        "rwkv7",
+        "mlstm",
         "count_memory",
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale, MesaNet's regression and the conjugate beliefs
+    # Table 1's column "Derivation", unknown_scale, MesaNet's regression, two relatives whose erasing is a drift, and
+    # the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "unknown_scale",
@@ -145,6 +152,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "gla",
         "mamba2",
         "mesa_net",
+        "comba",
+        "rwkv7",
         "count_memory",
         "categorical_memory",
         "hidden_markov",

@@ -173,7 +173,8 @@ class DesignModel(Design):
     def drifted(self, mean: Tensor, step: Step) -> Callable[[Tensor], Tensor]:
         """The map from P, [B,H,G,D,D], to A P Aᵀ + Q at a step; only the shape of mean, [B,H,D,M], matters."""
         # the parameters of A with an axis for the noise groups
-        grouped = {parameter.name: step[parameter.name].unsqueeze(2) for parameter in self.transition.step_parameters}
+        parameters = {p.name: step[p.name].unsqueeze(2) for p in self.transition.step_parameters}
+        grouped = Step(parameters, step.k.unsqueeze(2))
 
         def drifted(P: Tensor) -> Tensor:
             half = self.transition.apply(P, grouped)  # A P
@@ -219,6 +220,10 @@ class DesignModel(Design):
     def layer_keys(self, x: Tensor) -> Tensor:
         """As the transition has it."""
         return self.transition.layer_keys(x)
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """As the transition has it."""
+        return self.transition.layer_parameters(parameters)
 
     def assumptions(self) -> Assumptions:
         """The classes of its three parts."""

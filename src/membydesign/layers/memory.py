@@ -138,7 +138,7 @@ class MemoryLayer(ProjectedLayer):
         v = self.design.layer_values(v)
         q, k = self.design.layer_keys(q), self.design.layer_keys(k)
         noises = {name: parameter(x) for name, parameter in self.noises.items()}
-        return StepInputs(q, k, v, {**self.drift(x), **noises}), new
+        return StepInputs(q, k, v, self.design.layer_parameters({**self.drift(x), **noises})), new
 
 
 class Scaffolded(NamedTuple):
