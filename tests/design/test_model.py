@@ -115,6 +115,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "bayesian_layer",
         "bayesian_layer_diagonal",
         "covariance_reset",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "robust_writes",
         "deltanet",
@@ -132,6 +133,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
     # Table 1's column "Derivation", unknown_scale and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "linear_attention",
         "retnet",

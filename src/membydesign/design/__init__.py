@@ -13,6 +13,7 @@ from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.stationary import Stationary
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
@@ -67,6 +68,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
     "Step",
     "StepParameter",
     "StudentTWrite",
