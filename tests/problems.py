@@ -16,6 +16,7 @@ __all__ = [
     "EXACT_DESIGNS",
     "REMOVAL",
     "RULES",
+    "STATIONARY",
     "TRANSITIONS",
     "Problem",
     "random_belief",
@@ -30,6 +31,7 @@ TRANSITIONS = {
     "rotation": mbd.DampedRotation(),
     "rotation_real": mbd.DampedRotation(noise="real"),
 }
+STATIONARY = {f"stationary_{name}": mbd.Stationary(transition) for name, transition in TRANSITIONS.items()}
 RULES = {
     "dense": (mbd.ObserveMemory(), mbd.Dense(prior=1.5)),
     "dense_2_groups": (mbd.ObserveMemory(groups=2), mbd.Dense(prior=1.5)),
@@ -51,6 +53,18 @@ def every_design() -> dict[str, DesignModel]:
         if drift == "rotation_real" and not rule.startswith(("dense", "diagonal")):
             continue  # refused: no process noise (tests/design/test_model.py)
         designs[f"{rule}-{drift}"] = DesignModel(transition, write, covariance)
+    for rule, drift in (
+        ("dense", "identity"),
+        ("dense", "scalar"),
+        ("dense", "diagonal"),
+        ("dense", "rotation"),
+        ("dense_2_groups", "diagonal"),
+        ("dense_2_groups", "rotation_real"),
+        ("diagonal", "diagonal"),
+        ("diagonal_2_groups", "rotation"),
+    ):
+        drift = f"stationary_{drift}"
+        designs[f"{rule}-{drift}"] = DesignModel(STATIONARY[drift], *RULES[rule])
     return designs
 
 

@@ -115,6 +115,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "bayesian_layer",
         "bayesian_layer_diagonal",
         "covariance_reset",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "robust_writes",
         "deltanet",
@@ -146,6 +147,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
     # the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "linear_attention",
         "retnet",

@@ -22,6 +22,7 @@ from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.stationary import Stationary
 from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
@@ -99,6 +100,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
     "Statistics",
     "Step",
     "StepParameter",

@@ -115,8 +115,8 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
         head_dim: D.
         options: further arguments of the layer's class. For the Bayesian Layer and all on its scaffold also those of
             its design: `transition` ("identity", "scalar", "diagonal", "rotation", "rotation_real"), `groups` and
-            `prior`. A source may be written for JSON as {"learned": 0.05}, {"learned": 1e-5, "floor": 0} or
-            {"gate": 0.5}.
+            `prior`; `process_noise="stationary"` gives it noise that returns memory to that prior. A source may be
+            written for JSON as {"learned": 0.05}, {"learned": 1e-5, "floor": 0} or {"gate": 0.5}.
 
     Example:
         >>> make_layer("kda_style", 64, num_heads=2, head_dim=16, short_convolution=4).state_size()
@@ -167,7 +167,7 @@ def _designed(design: Design, transition: str | None, groups: int | None, prior:
         if transition not in _TRANSITIONS:
             near = did_you_mean(transition, _TRANSITIONS)
             raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{near}")
-        design = design.replace(transition=_TRANSITIONS[transition])
+        design = design.replace(transition=design.transition.with_drift(_TRANSITIONS[transition]))
     if groups is not None:
         write = design.write.with_groups(groups)
         if write is None:

@@ -25,6 +25,7 @@ LinearGaussian = Literal[
     "bayesian_layer",
     "bayesian_layer_diagonal",
     "covariance_reset",
+    "stationary_bayesian_layer",
     "robust_writes",
     "deltanet",
     "gated_deltanet",
