@@ -8,10 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
+from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
     AdditiveDesign,
     Assumptions,
+    Block,
     Catalogue,
     CategoricalMemory,
     CountMemory,
@@ -25,6 +26,7 @@ from membydesign.design import (
     DesignModel,
     Diagonal,
     DiagonalDecay,
+    Drift,
     Equation,
     Flaw,
     Gains,
@@ -33,6 +35,7 @@ from membydesign.design import (
     Identity,
     LatentInput,
     Learned,
+    LowRank,
     MeanOnly,
     Observation,
     ObserveMemory,
@@ -74,6 +77,8 @@ __all__ = [
     "AdditiveDesign",
     "Assumptions",
     "Belief",
+    "Block",
+    "BlockBelief",
     "Catalogue",
     "CategoricalMemory",
     "CountMemory",
@@ -88,6 +93,7 @@ __all__ = [
     "Diagonal",
     "DiagonalBelief",
     "DiagonalDecay",
+    "Drift",
     "Equation",
     "FilterError",
     "Filtered",
@@ -100,6 +106,8 @@ __all__ = [
     "KernelWarning",
     "LatentInput",
     "Learned",
+    "LowRank",
+    "LowRankBelief",
     "MeanOnly",
     "MemoryLayer",
     "NonFiniteError",
@@ -110,6 +118,7 @@ __all__ = [
     "Reading",
     "Removal",
     "Reset",
+    "Resolved",
     "RowDrift",
     "RowNoise",
     "ScalarDecay",

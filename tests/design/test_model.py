@@ -117,6 +117,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "covariance_reset",
         "unknown_scale",
         "robust_writes",
+        "block_diagonal",
+        "low_rank",
         "deltanet",
         "gated_deltanet",
         "kda",

@@ -1,13 +1,15 @@
 """What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
 from membydesign.design.additive import AdditiveDesign, Sums
+from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.low_rank import LowRank
 from membydesign.design.model import DesignModel
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
@@ -32,6 +34,7 @@ from membydesign.design.write import LatentInput, Observation, ObserveMemory, Wr
 __all__ = [
     "AdditiveDesign",
     "Assumptions",
+    "Block",
     "Catalogue",
     "CategoricalMemory",
     "CountMemory",
@@ -45,6 +48,7 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Drift",
     "Equation",
     "Flaw",
     "Gains",
@@ -53,6 +57,7 @@ __all__ = [
     "Identity",
     "LatentInput",
     "Learned",
+    "LowRank",
     "MeanOnly",
     "Observation",
     "ObserveMemory",

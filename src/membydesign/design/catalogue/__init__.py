@@ -25,6 +25,8 @@ LinearGaussian = Literal[
     "bayesian_layer_diagonal",
     "covariance_reset",
     "robust_writes",
+    "block_diagonal",
+    "low_rank",
     "deltanet",
     "gated_deltanet",
     "kda",
