@@ -40,8 +40,8 @@ ROWS: dict[str, Design] = {
         Block(16),
         title="Bayesian Layer, block-diagonal covariance",
         citation="Boyen & Koller, Tractable Inference for Complex Stochastic Processes, UAI 1998 (factored beliefs)",
-        note="16·D instead of D² numbers of covariance, for D divisible by 16; replace(covariance=Block(size)) has blocks "
-        "of another size",
+        note="16·D instead of D² numbers of covariance, for D divisible by 16; replace(covariance=Block(size)) has "
+        "blocks of another size",
     ),
     "low_rank": DesignModel(
         DiagonalDecay(),
