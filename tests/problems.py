@@ -73,13 +73,15 @@ EXACT_DESIGNS = {name: design for name, design in DESIGNS.items() if design.is_e
 BEYOND = {
     "unknown_scale",
     "robust_writes",
+    "block_diagonal",
+    "low_rank",
     "kalman_delta_isotropic",
     "kalman_delta_diagonal",
     "comba",
     "rwkv7",
 }
-"""Rows with tests of their own: test_unknown_scale.py and test_student_t.py in design/, test_relatives.py,
-test_recurrences.py and test_removal.py in filter/."""
+"""Rows with tests of their own: in design/ those of unknown scales, Student-t writes, blocks and low rank; in filter/
+test_relatives.py, test_recurrences.py and test_removal.py."""
 
 assert {design for name, design in catalogue.items() if name not in BEYOND and isinstance(design, DesignModel)} <= {
     d.replace(covariance=type(d.covariance)()) if d.keeps_covariance else d for d in DESIGNS.values()

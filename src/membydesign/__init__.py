@@ -8,11 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
+from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
     MLSTM,
     AdditiveDesign,
     Assumptions,
+    Block,
     Catalogue,
     CategoricalMemory,
     ChosenGain,
@@ -29,6 +30,7 @@ from membydesign.design import (
     DesignModel,
     Diagonal,
     DiagonalDecay,
+    Drift,
     EntryBelief,
     EntryDesign,
     Equation,
@@ -47,6 +49,7 @@ from membydesign.design import (
     LatentInput,
     Learned,
     LinearRecurrence,
+    LowRank,
     MeanOnly,
     MesaMemory,
     Normalised,
@@ -100,6 +103,8 @@ __all__ = [
     "AdditiveDesign",
     "Assumptions",
     "Belief",
+    "Block",
+    "BlockBelief",
     "Catalogue",
     "CategoricalMemory",
     "ChosenGain",
@@ -117,6 +122,7 @@ __all__ = [
     "Diagonal",
     "DiagonalBelief",
     "DiagonalDecay",
+    "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
@@ -139,6 +145,8 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "LowRank",
+    "LowRankBelief",
     "MeanOnly",
     "MemoryLayer",
     "MesaMemory",
@@ -156,6 +164,7 @@ __all__ = [
     "Recurrence",
     "Removal",
     "Reset",
+    "Resolved",
     "RidgeDesign",
     "RowDrift",
     "RowNoise",

@@ -118,6 +118,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "stationary_bayesian_layer",
         "unknown_scale",
         "robust_writes",
+        "block_diagonal",
+        "low_rank",
         "deltanet",
         "gated_deltanet",
         "kda",

@@ -1,10 +1,11 @@
 """What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
 from membydesign.design.additive import AdditiveDesign, Sums
+from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
@@ -14,6 +15,7 @@ from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
+from membydesign.design.low_rank import LowRank
 from membydesign.design.mlstm import MLSTM, Normalised
 from membydesign.design.model import DesignModel
 from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
@@ -44,6 +46,7 @@ __all__ = [
     "MLSTM",
     "AdditiveDesign",
     "Assumptions",
+    "Block",
     "Catalogue",
     "CategoricalMemory",
     "ChosenGain",
@@ -60,6 +63,7 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
@@ -78,6 +82,7 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "LowRank",
     "MeanOnly",
     "MesaMemory",
     "Normalised",

@@ -27,6 +27,8 @@ LinearGaussian = Literal[
     "covariance_reset",
     "stationary_bayesian_layer",
     "robust_writes",
+    "block_diagonal",
+    "low_rank",
     "deltanet",
     "gated_deltanet",
     "kda",
