@@ -210,6 +210,9 @@ class DiagonalInGroups(KalmanDelta):
 
 TURNING = {  # no oracle outside: approximations, in chunks equal to the loop
     "IsotropicTurning": mbd.DesignModel(mbd.DampedRotation(noise="real"), mbd.ObserveMemory(), mbd.Isotropic(2.0, 1.5)),
+    "IsotropicStationary": mbd.DesignModel(
+        mbd.Stationary(mbd.DiagonalDecay()), mbd.ObserveMemory(groups=2), mbd.Isotropic(1.3, 2.0)
+    ),
     "DiagonalTurning": mbd.DesignModel(mbd.DampedRotation(), mbd.ObserveMemory(), mbd.InformationDiagonal(2.0, 1.5)),
 }
 CASES = {case.__name__: case for case in (Mesa, KalmaNet, KLA, Palimpsa, VLA, Diagonal, Isotropic)}
