@@ -122,7 +122,11 @@ def kalman_delta(w, x):
     r = 0.01 + F.softplus(linear(w, "r_proj", x))[..., None]
     c = (0.1 + F.softplus(w["initial_precision_param"]))[:, None]
     isotropic = "omega_proj.weight" in w
-    omega = linear(w, "omega_proj", x) if isotropic else linear(w, "omega_b_proj", linear(w, "omega_a_proj", x))
+    omega = (
+        linear(w, "omega_proj", x)
+        if isotropic
+        else F.linear(linear(w, "omega_a_proj", x), w["omega_weight"], w["omega_bias"])
+    )
     omega = F.softplus(omega)[..., None] if isotropic else heads(F.softplus(omega))
     S, reads = x.new_zeros(len(x), H, D, v.shape[-1]), []
     for t in range(x.shape[1]):

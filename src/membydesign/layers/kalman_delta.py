@@ -207,16 +207,17 @@ class DiagonalKalmanDelta(_KalmanDelta):
             backend=backend,
         )
         self.omega_a_proj = nn.Linear(hidden_size, self.value_dim, bias=False)
-        self.omega_b_proj = nn.Linear(self.value_dim, num_heads * head_dim)
+        self.omega_weight = nn.Parameter(torch.empty(num_heads * head_dim, self.value_dim))
+        self.omega_bias = nn.Parameter(torch.empty(num_heads * head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Start the process noise alike in all rows, and the rest as the shared parts do."""
         super().reset_parameters()
-        nn.init.zeros_(self.omega_b_proj.weight)
-        nn.init.zeros_(self.omega_b_proj.bias)
+        nn.init.zeros_(self.omega_weight)
+        nn.init.zeros_(self.omega_bias)
 
     def process_noise(self, x: Tensor) -> Tensor:
         """One ω per row, [B,T,H,D]."""
-        logits = wide(self.omega_b_proj(self.omega_a_proj(x)))
+        logits = wide(F.linear(self.omega_a_proj(x), self.omega_weight)) + wide(self.omega_bias)
         return F.softplus(logits).unflatten(-1, (self.num_heads, self.key_dim))
