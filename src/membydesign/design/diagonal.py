@@ -12,6 +12,7 @@ from membydesign.belief import DiagonalBelief
 from membydesign.design.covariance import (
     PREDICTED,
     Covariance,
+    Drift,
     Gains,
     SequenceDrift,
     check_prior,
@@ -24,7 +25,7 @@ from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from membydesign.design.sources import Source
     from membydesign.design.write import WriteEvent
@@ -78,7 +79,7 @@ class Diagonal(Covariance):
         """p₀ for every row and group."""
         return torch.full((sizes.batch, sizes.heads, groups, sizes.D), self.prior, dtype=dtype, device=device)
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """A diag(p) Aᵀ + Q, which a rotation makes more than diagonal."""
         del step
         return drifted(torch.diag_embed(kept))

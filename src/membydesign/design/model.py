@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from membydesign.design.covariance import Covariance
+from membydesign.design.covariance import Covariance, Drift
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.stationary import Stationary
@@ -22,7 +22,7 @@ from membydesign.design.write import Write
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     import torch
@@ -171,20 +171,13 @@ class DesignModel(Design):
             return Reading(mean)
         return Reading(mean, self.covariance.variance(state.covariance, q, self.write.noise(step), step))
 
-    def drifted(self, mean: Tensor, step: Step) -> Callable[[Tensor], Tensor]:
+    def drifted(self, mean: Tensor, step: Step) -> Drift:
         """The map from P, [B,H,G,D,D], to A P Aᵀ + Q at a step; only the shape of mean, [B,H,D,M], matters."""
         # the parameters of A with an axis for the noise groups
-        grouped = {parameter.name: step[parameter.name].unsqueeze(2) for parameter in self.transition.step_parameters}
-
-        def drifted(P: Tensor) -> Tensor:
-            half = self.transition.apply(P, grouped)  # A P
-            P = self.transition.apply(half.mT, grouped)  # A (A P)ᵀ = A P Aᵀ
-            P = (P + P.mT) / 2  # symmetric to the last bit
-            if self.has_process_noise:
-                P = P + self.transition.noise_covariance(mean, step)[:, :, None]
-            return P
-
-        return drifted
+        parameters = {p.name: step[p.name].unsqueeze(2) for p in self.transition.step_parameters}
+        grouped = Step(parameters, step.k.unsqueeze(2))
+        noise = self.transition.noise_covariance(mean, step)[:, :, None] if self.has_process_noise else None
+        return Drift(lambda x: self.transition.apply(x, grouped), noise)
 
     def gain_groups(self, M: int) -> int:
         """How many gains a write has: G, or one for each of the M value columns under `PerColumnReset`."""
@@ -226,6 +219,10 @@ class DesignModel(Design):
     def layer_keys(self, x: Tensor) -> Tensor:
         """As the transition has it."""
         return self.transition.layer_keys(x)
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """As the transition has it."""
+        return self.transition.layer_parameters(parameters)
 
     def assumptions(self) -> Assumptions:
         """The classes of its three parts."""

@@ -226,6 +226,13 @@ class Design(ABC):
 
         return softplus(x)
 
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring the step parameters that a layer mapped from its input into a form that keeps memory stable.
+
+        Bounds act on single numbers; override this for parameters that belong together, such as a key of length one.
+        """
+        return parameters
+
     def assumptions(self) -> Assumptions:
         """Its assumptions in one word each, for tables; by default the name of its class."""
         return Assumptions("", "", type(self).__name__)

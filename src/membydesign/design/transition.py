@@ -127,6 +127,10 @@ class Transition(ABC):
         """Place what a layer mapped from its input on the D rows of memory."""
         return x
 
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring step parameters that a layer mapped from its input into a form that keeps memory stable."""
+        return parameters
+
 
 @final
 @dataclass(frozen=True)
@@ -330,6 +334,14 @@ class DecayAndRemoval(Transition):
         del k
         removal = Removal(parameters["removal_key"], parameters["removal"])
         return RowDrift(parameters["log_decay"], removal=removal)
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring κ to length one, and b to a ⊙ κ with rates a = σ(b): as RWKV-7 has them, for mapped κ and b."""
+        key, removal = parameters["removal_key"], parameters["removal"]
+        if isinstance(key, (int, float)) or isinstance(removal, (int, float)):  # numbers that a user fixed
+            return parameters
+        key = torch.nn.functional.normalize(key, dim=-1)
+        return {**parameters, "removal_key": key, "removal": removal.sigmoid() * key}
 
 
 def real_rows(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from membydesign.design import Covariance, Dense, DesignModel, LatentInput, RowDrift, RowNoise, SequenceDrift
+from membydesign.design import Covariance, Dense, DesignModel, Drift, LatentInput, RowDrift, RowNoise, SequenceDrift
 from membydesign.state import map_state
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def sequence_drift(design: DesignModel, request: Request) -> SequenceDrift:
     assert rows is not None
     assert write_noise is not None
 
-    def steps(t: int) -> Callable[[Tensor], Tensor]:
+    def steps(t: int) -> Drift:
         return design.drifted(request.initial[0], x.step(t))
 
     return SequenceDrift(rows, noise, write_noise, x.parameters, steps)

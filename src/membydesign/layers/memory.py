@@ -142,7 +142,7 @@ class MemoryLayer(ProjectedLayer):
         v = self.design.layer_values(v)
         q, k = self.design.layer_keys(q), self.design.layer_keys(k)
         noises = {name: parameter(x) for name, parameter in self.noises.items()}
-        return StepInputs(q, k, v, {**self.drift(x), **noises}), new
+        return StepInputs(q, k, v, self.design.layer_parameters({**self.drift(x), **noises})), new
 
 
 class Scaffolded(NamedTuple):
@@ -186,7 +186,7 @@ _OWN = {
     "bayesian_layer_diagonal": Scaffolded(catalogue["bayesian_layer_diagonal"]),
     "stationary_bayesian_layer": Scaffolded(catalogue["stationary_bayesian_layer"]),
     "unknown_scale": Scaffolded(catalogue["unknown_scale"]),
-    "robust_writes": Scaffolded(catalogue["robust_writes"]),
+    **{name: Scaffolded(catalogue[name]) for name in ("robust_writes", "block_diagonal", "low_rank")},
     # the noises of the Bayesian Layer, and λ = ℓ²
     "covariance_reset": Scaffolded(_RESET, {"prior_variance": Learned(0.05), "write_noise": Learned(0.5)}),
     **{name: Scaffolded(catalogue[name]) for name in ("count_memory", "categorical_memory", "hidden_markov")},

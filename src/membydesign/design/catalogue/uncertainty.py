@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from membydesign.design.block import Block
 from membydesign.design.catalogue.bayesian_layer import BAYESIAN_LAYER
 from membydesign.design.covariance import Dense
+from membydesign.design.low_rank import LowRank
 from membydesign.design.model import DesignModel
 from membydesign.design.stationary import Stationary
 from membydesign.design.student_t import StudentTWrite
@@ -41,5 +43,24 @@ ROWS: dict[str, Design] = {
         citation="Meinhold & Singpurwalla, Robustification of Kalman Filter Models, JASA 1989 (Student-t noise)",
         note="for streams with outliers: the more surprising a write, the less it is trusted; filtered token by token, "
         "since the effective noise depends on values",
+    ),
+    "block_diagonal": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        Block(16),
+        title="Bayesian Layer, block-diagonal covariance",
+        citation="Boyen & Koller, Tractable Inference for Complex Stochastic Processes, UAI 1998 (factored beliefs)",
+        note="16·D instead of D² numbers of covariance, for D divisible by 16; replace(covariance=Block(size)) has "
+        "blocks of another size",
+    ),
+    "low_rank": DesignModel(
+        DiagonalDecay(),
+        ObserveMemory(),
+        LowRank(16),
+        title="Bayesian Layer, low-rank covariance",
+        citation="Pham, Verron & Roubaud, Singular evolutive extended Kalman filter, J. Marine Systems 1998 "
+        "(covariances of low rank)",
+        note="16·D instead of D² numbers of covariance, for large D: memory relaxes to its prior, and only what 16 "
+        "directions of writes have resolved is remembered; replace(covariance=LowRank(rank)) keeps another number",
     ),
 }
