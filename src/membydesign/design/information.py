@@ -28,8 +28,9 @@ from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from membydesign.design.sources import Source
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 
@@ -228,6 +229,11 @@ class Isotropic(Covariance):
         check_prior("Isotropic", self.prior)
         _check_times_counted("Isotropic", self.times_counted)
 
+    @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
+
     def counted(self, D: int) -> float:
         """c/D for keys of size D."""
         return 1.0 if self.times_counted is None else self.times_counted / D
@@ -278,7 +284,7 @@ class Isotropic(Covariance):
         if drift.rows.removal is not None:
             return self.gains_by_token(kept, k, drift, q)
         squared_decay = (2 * drift.rows.of_rows()).exp().mean(-1)[..., None].unbind(1)
-        noise = k.new_zeros(k.shape[:-1]) if drift.noise is None else drift.noise.variance * drift.noise.rows.mean()
+        noise = k.new_zeros(k.shape[:-1]) if drift.noise is None else drift.noise.entering(drift.rows).mean(-1)
         length = k.square().sum(-1, keepdim=True)
         evidence = (self.counted(k.shape[-1]) * length / drift.write_noise).unbind(1)
         noises = noise[..., None].unbind(1)
