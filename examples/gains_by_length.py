@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,7 +80,9 @@ def gains_by_length(layer: MemoryLayer, text: Text, train: int, times: tuple[int
     state, start, first, windows = None, 0, None, []
     for number in times:
         now = slice(start, number * train)
-        parameters = {name: x[:, now] if isinstance(x, Tensor) else x for name, x in inputs.parameters.items()}
+        parameters: dict[str, Any] = {
+            name: x[:, now] if isinstance(x, Tensor) else x for name, x in inputs.parameters.items()
+        }
         k, v = inputs.k[:, now], inputs.v[:, now]
         out = filter_sequence(layer.design, k, k, v, **parameters, initial=state, return_variance=True)
         assert out.variance is not None
