@@ -286,6 +286,7 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
             return _normal(generator, *shape) / math.sqrt(shape[-1])
         case _:
             usual = _uniform(generator, -3.0, 0.7, shape).exp()
+            name = "process_noise" if name == "stationary_variance" else name
             zero = 0 * usual if name == "process_noise" or case.spec.write == "latent" else usual
             if name == "prior_variance":
                 zero = usual

@@ -33,6 +33,7 @@ class Spec:
         prior: the variance of every direction before anything is written.
         size: rows of a block, for `kept="block"`.
         nu: degrees of freedom, for `write="student_t"`.
+        stationary: whether process noise returns memory to its prior, σ²(I − A Aᵀ), instead of ℓ² N.
     """
 
     drift: Drift
@@ -42,16 +43,18 @@ class Spec:
     prior: float = 1.5
     size: int = 2
     nu: float = 4.0
+    stationary: bool = False
 
     @property
     def name(self) -> str:
         """Such as `dense2-rotation`."""
         observed = {"observe": "", "latent": "additive-", "student_t": "student-", "count": ""}[self.write]
-        return f"{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{self.drift}"
+        drift = f"stationary_{self.drift}" if self.stationary else self.drift
+        return f"{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{drift}"
 
     @property
     def has_process_noise(self) -> bool:
-        """Whether ℓ² enters."""
+        """Whether ℓ², or σ² of stationary noise, enters."""
         return self.kept in ("dense", "diagonal", "block") and self.write != "latent"
 
     @property
@@ -85,7 +88,7 @@ class Spec:
             case "identity":
                 pass
         if self.has_process_noise:
-            sizes["process_noise"] = ()
+            sizes["stationary_variance" if self.stationary else "process_noise"] = ()
         if self.kept == "column_reset":
             sizes["prior_variance"] = (M,)
         elif self.kept == "reset" or self.write == "latent":
@@ -135,7 +138,10 @@ def build(spec: Spec) -> Any:
         "column_reset": mbd.PerColumnReset,
         "nothing": mbd.MeanOnly,
     }
-    return mbd.DesignModel(transitions[spec.drift](), writes[spec.write](), covariances[spec.kept]())
+    transition = transitions[spec.drift]()
+    if spec.stationary:
+        transition = mbd.Stationary(transition)
+    return mbd.DesignModel(transition, writes[spec.write](), covariances[spec.kept]())
 
 
 def _every() -> tuple[Spec, ...]:
@@ -154,6 +160,13 @@ def _every() -> tuple[Spec, ...]:
     specs += [Spec("removal", "latent", "dense"), Spec("rwkv7", "observe", "dense")]
     specs += [Spec(drift, "observe", "block", groups) for groups in (1, 2) for drift in ("diagonal", "rotation")]
     specs += [Spec("diagonal", "student_t", "dense", groups) for groups in (1, 2)]
+    specs += [
+        Spec(drift, "observe", kept, groups, stationary=True)
+        for kept in ("dense", "diagonal")
+        for groups in (1, 2)
+        for drift in (*plain, "rotation_real")
+    ]
+    specs.append(Spec("diagonal", "observe", "block", stationary=True))
     return (*specs, Spec("scalar", "count", "counts"))
 
 
