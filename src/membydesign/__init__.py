@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
 from membydesign.design import (
-    MLSTM,
     AdditiveDesign,
     Assumptions,
     Catalogue,
@@ -41,6 +40,7 @@ from membydesign.design import (
     Learned,
     LinearRecurrence,
     MeanOnly,
+    MLSTMMemory,
     Normalised,
     Observation,
     ObserveMemory,
@@ -82,7 +82,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Belief",
@@ -118,6 +117,7 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "MLSTMMemory",
     "MeanOnly",
     "MemoryLayer",
     "NonFiniteError",

@@ -12,7 +12,7 @@ from membydesign.design.feedback import KeyFeedback
 from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
-from membydesign.design.mlstm import MLSTM, Normalised
+from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
 from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
@@ -36,7 +36,6 @@ from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Catalogue",
@@ -66,6 +65,7 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "MLSTMMemory",
     "MeanOnly",
     "Normalised",
     "Observation",

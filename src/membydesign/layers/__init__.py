@@ -3,10 +3,13 @@
 from membydesign.design import Gate, Learned
 from membydesign.layers.attention import AttentionBelief, SoftmaxAttention
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty
+from membydesign.layers.comba import Comba
 from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena, HyenaBelief
 from membydesign.layers.kda import KDA
@@ -14,7 +17,9 @@ from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
+from membydesign.layers.mlstm import MLSTM
 from membydesign.layers.parameters import Drift, LearnedParameter
+from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.registry import LAYERS, layer_names, make_layer, register
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
@@ -23,14 +28,18 @@ __all__ = [
     "GLA",
     "KDA",
     "LAYERS",
+    "MLSTM",
     "RWKV7",
     "AttentionBelief",
+    "Comba",
     "DeltaNet",
     "Drift",
     "FilterBelief",
     "FilterLayer",
     "Gate",
     "GatedDeltaNet",
+    "GatedDeltaNet2",
+    "GatedDeltaProduct",
     "Hyena",
     "HyenaBelief",
     "LayerBelief",
@@ -41,6 +50,7 @@ __all__ = [
     "Longhorn",
     "Mamba2",
     "MemoryLayer",
+    "PreconditionedDeltaNet",
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",

@@ -20,8 +20,11 @@ from membydesign.design import (
 from membydesign.errors import did_you_mean
 from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.base import SequenceLayer
+from membydesign.layers.comba import Comba
 from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena
 from membydesign.layers.kda import KDA
@@ -29,6 +32,8 @@ from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import ON_SCAFFOLD, MemoryLayer
+from membydesign.layers.mlstm import MLSTM
+from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
 
@@ -55,6 +60,11 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "retnet": RetNet,
     "gla": GLA,
     "mamba2": Mamba2,
+    "preconditioned_deltanet": PreconditionedDeltaNet,
+    "gated_deltanet_2": GatedDeltaNet2,
+    "deltaproduct": GatedDeltaProduct,
+    "comba": Comba,
+    "mlstm": MLSTM,
     "attention": SoftmaxAttention,
     "hyena": Hyena,
     "rwkv7": RWKV7,
