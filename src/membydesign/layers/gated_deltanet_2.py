@@ -45,7 +45,7 @@ class GatedDeltaNet2(ProjectedLayer):
         LayerStateSize(mean=512, covariance=0, convolution=288)
     """
 
-    g_proj: nn.Sequential  # pyright: ignore[reportIncompatibleVariableOverride]
+    g_proj: nn.Sequential
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class GatedDeltaNet2(ProjectedLayer):
         self.w_proj = nn.Linear(hidden_size, values, bias=False)
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(keys))
-        self.g_proj = nn.Sequential(nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, values))
+        gate = nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, values)
+        self.g_proj = nn.Sequential(*gate)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
         self.reset_parameters()
 
