@@ -125,6 +125,13 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "mesa_net",
+        "gated_kalmanet",
+        "kla",
+        "palimpsa",
+        "kalman_delta_isotropic",
+        "kalman_delta_diagonal",
+        "vla",
         "preconditioned_deltanet",
         "gated_deltanet_2",
         "deltaproduct",
@@ -135,7 +142,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale, the conjugate beliefs, and two relatives whose erasing is a drift
+    # Table 1's column "Derivation", unknown_scale, MesaNet's regression, two relatives whose erasing is a drift, and
+    # the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "unknown_scale",
@@ -143,6 +151,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "retnet",
         "gla",
         "mamba2",
+        "mesa_net",
         "comba",
         "rwkv7",
         "count_memory",

@@ -55,6 +55,7 @@ CASES = {
 }
 NAMES = (
     *("deltanet", "gated_deltanet", "kda", "longhorn", "linear_attention", "retnet", "gla", "mamba2"),
+    *("mesa_net", "gated_kalmanet", "kla", "palimpsa", "kalman_delta_isotropic", "kalman_delta_diagonal", "vla"),
     *("preconditioned_deltanet", "gated_deltanet_2", "deltaproduct", "comba", "mlstm"),
 )
 

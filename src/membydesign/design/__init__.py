@@ -8,17 +8,21 @@ from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrif
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.explained_alone import EntryBelief, EntryDesign, KalmanLinearAttention, Palimpsa
 from membydesign.design.feedback import KeyFeedback
 from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
 from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
+from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
 from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
@@ -54,6 +58,8 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "EntryBelief",
+    "EntryDesign",
     "Equation",
     "Flaw",
     "Gains",
@@ -61,21 +67,31 @@ __all__ = [
     "GatedDeltaRule2",
     "HiddenMarkov",
     "Identity",
+    "InformationDiagonal",
+    "Isotropic",
+    "IsotropicBelief",
+    "KalmaNetMemory",
+    "KalmanLinearAttention",
     "KeyFeedback",
     "LatentInput",
     "Learned",
     "LinearRecurrence",
     "MLSTMMemory",
     "MeanOnly",
+    "MesaMemory",
     "Normalised",
     "Observation",
     "ObserveMemory",
+    "Palimpsa",
+    "PenalisedLeastSquares",
+    "PenalisedMemory",
     "PerColumnReset",
     "PreconditionedDelta",
     "Reading",
     "Recurrence",
     "Removal",
     "Reset",
+    "RidgeDesign",
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
@@ -83,6 +99,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Statistics",
     "Step",
     "StepParameter",
     "StudentTWrite",

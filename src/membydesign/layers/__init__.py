@@ -10,29 +10,37 @@ from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.gated_deltanet import GatedDeltaNet
 from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
+from membydesign.layers.gated_kalmanet import GatedKalmaNet
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena, HyenaBelief
+from membydesign.layers.kalman_delta import DiagonalKalmanDelta, IsotropicKalmanDelta
+from membydesign.layers.kalman_linear_attention import KLA
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
+from membydesign.layers.mesa_net import MesaNet
 from membydesign.layers.mlstm import MLSTM
+from membydesign.layers.palimpsa import PalimpsaLayer
 from membydesign.layers.parameters import Drift, LearnedParameter
 from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.registry import LAYERS, layer_names, make_layer, register
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
+from membydesign.layers.vla import VariationalLinearAttention
 
 __all__ = [
     "GLA",
     "KDA",
+    "KLA",
     "LAYERS",
     "MLSTM",
     "RWKV7",
     "AttentionBelief",
     "Comba",
     "DeltaNet",
+    "DiagonalKalmanDelta",
     "Drift",
     "FilterBelief",
     "FilterLayer",
@@ -40,8 +48,10 @@ __all__ = [
     "GatedDeltaNet",
     "GatedDeltaNet2",
     "GatedDeltaProduct",
+    "GatedKalmaNet",
     "Hyena",
     "HyenaBelief",
+    "IsotropicKalmanDelta",
     "LayerBelief",
     "LayerStateSize",
     "Learned",
@@ -50,6 +60,8 @@ __all__ = [
     "Longhorn",
     "Mamba2",
     "MemoryLayer",
+    "MesaNet",
+    "PalimpsaLayer",
     "PreconditionedDeltaNet",
     "RetNet",
     "SequenceLayer",
@@ -57,6 +69,7 @@ __all__ = [
     "SoftmaxAttention",
     "StepInputs",
     "Uncertainty",
+    "VariationalLinearAttention",
     "layer_names",
     "make_layer",
     "register",
