@@ -69,7 +69,7 @@ def preconditioned(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
 def gated_delta_rule_2(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (heads(y) for y in projected(weights, x))
     q, k = length_one(q) / math.sqrt(D), length_one(k)
-    low = F.linear(F.linear(x, weights["f_proj.0.weight"]), weights["f_proj.1.weight"])
+    low = F.linear(F.linear(x, weights["f_a_proj.weight"]), weights["f_b_proj.weight"])
     alpha = torch.exp(-torch.exp(weights["A_log"])[:, None] * heads(F.softplus(low + weights["dt_bias"])))
     b, w = (heads(torch.sigmoid(F.linear(x, weights[f"{n}_proj.weight"]))) for n in "bw")
     S, reads = x.new_zeros(len(x), H, D, v.shape[-1]), []
@@ -77,8 +77,8 @@ def gated_delta_rule_2(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
         erased = torch.eye(D, dtype=x.dtype) - outer(k[:, t], b[:, t] * k[:, t])
         S = erased @ (alpha[:, t, :, :, None] * S) + outer(k[:, t], w[:, t] * v[:, t])
         reads.append((q[:, t, :, None, :] @ S)[..., 0, :])
-    low = F.linear(x, weights["g_proj.0.weight"])
-    gate = torch.sigmoid(F.linear(low, weights["g_proj.1.weight"], weights["g_proj.1.bias"]))
+    low = F.linear(x, weights["g_a_proj.weight"])
+    gate = torch.sigmoid(F.linear(low, weights["g_b_proj.weight"], weights["g_b_proj.bias"]))
     return read(weights, x, reads, gate), S
 
 

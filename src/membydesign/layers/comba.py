@@ -30,7 +30,7 @@ class Comba(ProjectedLayer):
 
     b (`decay`) and d (`D`) have one entry per head. Parameters have the names and shapes that flash-linear-attention
     gives them. Its kernels bring the feedback key σ(b)k to length one as well, which takes σ(b) out of the feedback;
-    here the feedback is weaker than the write by σ(b), as the paper has it.
+    here the feedback is weaker than the write by σ(b).
 
     Args:
         value_dim: default 2·head_dim.

@@ -30,8 +30,9 @@ class GatedDeltaNet2(ProjectedLayer):
     M_t = \bar M_t + \tilde k_t \bigl(w_t \odot v_t - \bar M_t^\top (b_t \odot \tilde k_t)\bigr)^\top$$
     $$y_t = W_o\bigl(\mathrm{RMSNorm}(M_t^\top \tilde q_t) \odot \sigma(W_g^\uparrow W_g^\downarrow x_t)\bigr)$$
 
-    The low-rank maps pass through value_dim channels; A has one entry per head. Parameters have the names and shapes
-    that flash-linear-attention gives them.
+    The low-rank maps pass through value_dim channels; A has one entry per head. Parameters have the shapes that
+    flash-linear-attention gives them, and its names but for `f_proj.0`, `f_proj.1`, `g_proj.0` and `g_proj.1`, which are
+    called `f_a_proj`, `f_b_proj`, `g_a_proj` and `g_b_proj` as in KDA.
 
     Args:
         short_convolution: default 4; None for SiLU alone.
@@ -44,8 +45,6 @@ class GatedDeltaNet2(ProjectedLayer):
         >>> GatedDeltaNet2(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=0, convolution=288)
     """
-
-    g_proj: nn.Sequential
 
     def __init__(
         self,
@@ -70,13 +69,14 @@ class GatedDeltaNet2(ProjectedLayer):
             backend=backend,
         )
         keys, values, rank = num_heads * head_dim, num_heads * self.value_dim, self.value_dim
-        self.f_proj = nn.Sequential(nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, keys, bias=False))
+        self.f_a_proj = nn.Linear(hidden_size, rank, bias=False)
+        self.f_b_proj = nn.Linear(rank, keys, bias=False)
         self.b_proj = nn.Linear(hidden_size, keys, bias=False)
         self.w_proj = nn.Linear(hidden_size, values, bias=False)
         self.A_log = nn.Parameter(torch.empty(num_heads))
         self.dt_bias = nn.Parameter(torch.empty(keys))
-        gate = nn.Linear(hidden_size, rank, bias=False), nn.Linear(rank, values)
-        self.g_proj = nn.Sequential(*gate)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.g_a_proj = nn.Linear(hidden_size, rank, bias=False)
+        self.g_b_proj = nn.Linear(rank, values)
         self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
         self.reset_parameters()
 
@@ -91,7 +91,9 @@ class GatedDeltaNet2(ProjectedLayer):
     ) -> tuple[StepInputs, tuple[Tensor, ...]]:
         """Compute unit keys and scaled unit queries, values, decays and gates of x."""
         q, k, v, new = self.projected(x, tails, cu_seqlens, bare=F.silu)
-        step = F.softplus(wide(self.f_proj(x)) + wide(self.dt_bias)).unflatten(-1, (self.num_heads, -1))
+        step = F.softplus(wide(self.f_b_proj(self.f_a_proj(x))) + wide(self.dt_bias)).unflatten(
+            -1, (self.num_heads, -1)
+        )
         parameters: dict[str, Tensor | float] = {
             "log_decay": -wide(self.A_log).exp()[:, None] * step,
             "erase_gate": wide(self.b_proj(x)).sigmoid().unflatten(-1, (self.num_heads, -1)),
@@ -102,5 +104,5 @@ class GatedDeltaNet2(ProjectedLayer):
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
         """Normalise each head, gate it, and project back to the width."""
         del inputs
-        gate = wide(self.g_proj(x)).sigmoid()
+        gate = wide(self.g_b_proj(self.g_a_proj(x))).sigmoid()
         return self.o_proj((rms_normed(y, self.o_norm).flatten(-2) * gate).to(x.dtype))
