@@ -216,7 +216,10 @@ def file_of(package, path):
     pytest.importorskip("einops")
     module = importlib.util.spec_from_file_location(f"naive_{package}", file)
     loaded = importlib.util.module_from_spec(module)
-    module.loader.exec_module(loaded)
+    try:
+        module.loader.exec_module(loaded)
+    except ImportError as error:  # of the package, which needs Triton
+        pytest.skip(f"{file.name} cannot be loaded by itself: {error}")
     return loaded
 
 
@@ -270,6 +273,7 @@ def test_kla_equals_the_authors_package(decoding):
     weights = {name.replace("conv1d", "conv"): p for name, p in ours.state_dict().items()}
     for name in ("delta", "lambda_log", "process_noise"):
         weights[name] = weights[name][0].T
+    weights["lambda_skip"] = weights["lambda_skip"][0]
     layer.load_state_dict(weights)
     x = tokens(2, 30)
     with torch.no_grad():

@@ -31,8 +31,8 @@ class GatedDeltaNet2(ProjectedLayer):
     $$y_t = W_o\bigl(\mathrm{RMSNorm}(M_t^\top \tilde q_t) \odot \sigma(W_g^\uparrow W_g^\downarrow x_t)\bigr)$$
 
     The low-rank maps pass through value_dim channels; A has one entry per head. Parameters have the shapes that
-    flash-linear-attention gives them, and its names but for `f_proj.0`, `f_proj.1`, `g_proj.0` and `g_proj.1`, which are
-    called `f_a_proj`, `f_b_proj`, `g_a_proj` and `g_b_proj` as in KDA.
+    flash-linear-attention gives them, and its names but for the low-rank maps: `f_proj.0`, `f_proj.1`, `g_proj.0` and
+    `g_proj.1` are called `f_a_proj`, `f_b_proj`, `g_a_proj` and `g_b_proj`, as in KDA.
 
     Args:
         short_convolution: default 4; None for SiLU alone.

@@ -38,7 +38,7 @@ class KLA(FilterLayer):
 
     with unit k and q, for every channel and state. Δ, ℓ and the process noise $p_c$ are learned for every entry of
     memory and constant in time, an Ornstein–Uhlenbeck process. The published block is the one with num_heads = 1, where
-    all channels share a key; more heads split the channels.
+    all channels share a key and a skip ρ; more heads split the channels.
 
     Args:
         head_dim: D, the number of states of each channel, 16 in the paper.
@@ -74,7 +74,7 @@ class KLA(FilterLayer):
         self.delta = nn.Parameter(torch.empty(entries))
         self.lambda_log = nn.Parameter(torch.empty(entries))
         self.process_noise = nn.Parameter(torch.empty(entries))
-        self.lambda_skip = nn.Parameter(torch.empty(()))
+        self.lambda_skip = nn.Parameter(torch.empty(num_heads))
         self.out_proj = nn.Linear(inner, hidden_size, bias=False)
         self.reset_parameters()
 
@@ -108,5 +108,5 @@ class KLA(FilterLayer):
     def read_out(self, y: Tensor, x: Tensor, inputs: StepInputs) -> Tensor:
         """Add the skip, gate, and project back to the width."""
         z, gate = inputs.aside
-        y = wide(y).flatten(-2) + wide(self.lambda_skip) * wide(z)
-        return self.out_proj((y * F.silu(wide(gate))).to(x.dtype))
+        y = wide(y) + wide(self.lambda_skip)[:, None] * wide(z).unflatten(-1, y.shape[-2:])
+        return self.out_proj((y.flatten(-2) * F.silu(wide(gate))).to(x.dtype))
