@@ -8,10 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from membydesign.belief import Belief, DiagonalBelief, ScaledBelief
+from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
     AdditiveDesign,
     Assumptions,
+    Block,
     Catalogue,
     CategoricalMemory,
     ChosenGain,
@@ -28,6 +29,7 @@ from membydesign.design import (
     DesignModel,
     Diagonal,
     DiagonalDecay,
+    Drift,
     EntryBelief,
     EntryDesign,
     Equation,
@@ -46,6 +48,7 @@ from membydesign.design import (
     LatentInput,
     Learned,
     LinearRecurrence,
+    LowRank,
     MeanOnly,
     MesaMemory,
     MLSTMMemory,
@@ -69,6 +72,7 @@ from membydesign.design import (
     Spectrum,
     StateBelief,
     StateSize,
+    Stationary,
     Statistics,
     Step,
     StepParameter,
@@ -98,6 +102,8 @@ __all__ = [
     "AdditiveDesign",
     "Assumptions",
     "Belief",
+    "Block",
+    "BlockBelief",
     "Catalogue",
     "CategoricalMemory",
     "ChosenGain",
@@ -115,6 +121,7 @@ __all__ = [
     "Diagonal",
     "DiagonalBelief",
     "DiagonalDecay",
+    "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
@@ -137,6 +144,8 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "LowRank",
+    "LowRankBelief",
     "MLSTMMemory",
     "MeanOnly",
     "MemoryLayer",
@@ -155,6 +164,7 @@ __all__ = [
     "Recurrence",
     "Removal",
     "Reset",
+    "Resolved",
     "RidgeDesign",
     "RowDrift",
     "RowNoise",
@@ -165,6 +175,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
     "Statistics",
     "Step",
     "StepParameter",

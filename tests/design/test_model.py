@@ -115,8 +115,11 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "bayesian_layer",
         "bayesian_layer_diagonal",
         "covariance_reset",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "robust_writes",
+        "block_diagonal",
+        "low_rank",
         "deltanet",
         "gated_deltanet",
         "kda",
@@ -146,6 +149,7 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
     # the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
+        "stationary_bayesian_layer",
         "unknown_scale",
         "linear_attention",
         "retnet",

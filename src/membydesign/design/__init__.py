@@ -1,10 +1,11 @@
 """What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
 from membydesign.design.additive import AdditiveDesign, Sums
+from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
@@ -14,6 +15,7 @@ from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
+from membydesign.design.low_rank import LowRank
 from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
 from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
@@ -22,6 +24,7 @@ from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.stationary import Stationary
 from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
@@ -42,6 +45,7 @@ from membydesign.design.write import LatentInput, Observation, ObserveMemory, Wr
 __all__ = [
     "AdditiveDesign",
     "Assumptions",
+    "Block",
     "Catalogue",
     "CategoricalMemory",
     "ChosenGain",
@@ -58,6 +62,7 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
@@ -76,6 +81,7 @@ __all__ = [
     "LatentInput",
     "Learned",
     "LinearRecurrence",
+    "LowRank",
     "MLSTMMemory",
     "MeanOnly",
     "MesaMemory",
@@ -99,6 +105,7 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
     "Statistics",
     "Step",
     "StepParameter",

@@ -206,6 +206,10 @@ class Design(ABC):
         """Where a layer takes step parameters from; parameters that are not named here follow their bounds."""
         return {}
 
+    def with_stationary_noise(self) -> Design | None:
+        """The same design with process noise that returns memory to its prior; None (the default) if unavailable."""
+        return None
+
     def layer_key_size(self, D: int) -> int:
         """How many entries of each key and query a layer maps from its input."""
         return D
