@@ -65,7 +65,7 @@ class GatedDeltaRule2(ChosenGain):
 
     def assumptions(self) -> Assumptions:
         """Gates over rows and columns in the place of a covariance."""
-        return Assumptions("DiagonalDecay", "EraseAndWrite", "MeanOnly")
+        return Assumptions("DiagonalDecay", "GatedEraseAndWrite", "MeanOnly")
 
     def equations(self) -> tuple[tuple[str, tuple[Equation, ...]], ...]:
         """Decay, gated correction, read."""

@@ -174,7 +174,7 @@ class MLSTMMemory(LinearRecurrence):
 
     def assumptions(self) -> Assumptions:
         """Additive writes, and a normaliser."""
-        return Assumptions("ScalarDecay", "GatedInput", "Normaliser")
+        return Assumptions("ScalarDecay", "ExponentialInput", "Normaliser")
 
     def equations(self) -> tuple[tuple[str, tuple[Equation, ...]], ...]:
         """Unit, sums, ratio."""

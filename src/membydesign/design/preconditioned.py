@@ -153,7 +153,7 @@ class PreconditionedDelta(ChosenGain):
 
     def assumptions(self) -> Assumptions:
         """A squashed diagonal of the information in the place of a covariance."""
-        return Assumptions("ScalarDecay", "GradientStep", "Curvature")
+        return Assumptions("ScalarDecay", "GradientStep", "DiagonalCurvature")
 
     def equations(self) -> tuple[tuple[str, tuple[Equation, ...]], ...]:
         """Curvature, scale, decay, correction, read."""
