@@ -280,7 +280,7 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
             return _mixture(generator, shape, list(kinds.values())) if case.decays == "mixed" else kinds[case.decays]
         case "angle":
             return _uniform(generator, -3.1, 3.1, shape)
-        case "retention" | "erase_rate":
+        case "retention" | "erase_rate" | "feedback":
             return _uniform(generator, 0.05, 1.0, shape)
         case "removal" | "removal_key" | "erase_key":
             return _normal(generator, *shape) / math.sqrt(shape[-1])

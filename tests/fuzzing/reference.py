@@ -148,6 +148,9 @@ def transition_matrix(spec: Spec, x: Mapping[str, Tensor], rounded: Rounding) ->
         case "removal":
             removed = rounded(x["removal"][..., :, None] * x["removal_key"][..., None, :])
             return torch.diag_embed(rounded(x["log_decay"].exp())) - removed
+        case "feedback":
+            fed_back = rounded(x["feedback"][..., None, None] * (x["k"][..., :, None] * x["k"][..., None, :]))
+            return rounded(x["log_decay"].exp())[..., None, None] * eye - fed_back
         case "rwkv7":
             length = rounded(x["erase_key"].square().sum(-1, keepdim=True) + 1e-12).sqrt()
             key = rounded(x["erase_key"] / rounded(length))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "designs"
 
-Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7"]
+Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7", "feedback"]
 Write = Literal["observe", "latent", "student_t", "count"]
 Kept = Literal["dense", "diagonal", "block", "reset", "column_reset", "nothing", "counts"]
 
@@ -83,6 +83,8 @@ class Spec:
                 sizes |= {"log_decay": (D // 2,), "angle": (D // 2,)}
             case "removal":
                 sizes |= {"log_decay": (D,), "removal_key": (D,), "removal": (D,)}
+            case "feedback":
+                sizes |= {"log_decay": (), "feedback": ()}
             case "rwkv7":
                 sizes |= {"retention": (D,), "erase_key": (D,), "erase_rate": (D,)}
             case "identity":
@@ -123,6 +125,7 @@ def build(spec: Spec) -> Any:
         "rotation": mbd.DampedRotation,
         "rotation_real": lambda: mbd.DampedRotation(noise="real"),
         "removal": mbd.DecayAndRemoval,
+        "feedback": mbd.KeyFeedback,
         "rwkv7": lambda: example("rwkv7_transition").RWKV7Transition(),
     }
     writes = {
@@ -155,9 +158,13 @@ def _every() -> tuple[Spec, ...]:
     specs += [Spec(drift, "observe", "reset", groups) for groups in (1, 2) for drift in plain]
     specs += [Spec(drift, "observe", "column_reset") for drift in plain]
     specs += [Spec(drift, "latent", kept, prior=0.3) for kept in ("nothing", "dense") for drift in plain]
-    specs += [Spec(drift, "latent", "nothing") for drift in ("removal", "rwkv7")]
+    specs += [Spec(drift, "latent", "nothing") for drift in ("removal", "rwkv7", "feedback")]
     specs += [Spec("removal", "observe", kept) for kept in ("dense", "reset")]
-    specs += [Spec("removal", "latent", "dense"), Spec("rwkv7", "observe", "dense")]
+    specs += [
+        Spec("removal", "latent", "dense"),
+        Spec("rwkv7", "observe", "dense"),
+        Spec("feedback", "latent", "dense"),
+    ]
     specs += [Spec(drift, "observe", "block", groups) for groups in (1, 2) for drift in ("diagonal", "rotation")]
     specs += [Spec("diagonal", "student_t", "dense", groups) for groups in (1, 2)]
     specs += [
@@ -172,6 +179,8 @@ def _every() -> tuple[Spec, ...]:
 
 SPECS = _every()
 EVERYDAY = tuple(
-    spec for spec in SPECS if spec.drift not in ("removal", "rwkv7") and spec.kept in ("dense", "diagonal", "reset")
+    spec
+    for spec in SPECS
+    if spec.drift not in ("removal", "rwkv7", "feedback") and spec.kept in ("dense", "diagonal", "reset")
 )
 """Designs with native kernels of several kinds, which are drawn more often."""

@@ -3,10 +3,13 @@
 from membydesign.design import Gate, Learned
 from membydesign.layers.attention import AttentionBelief, SoftmaxAttention
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty
+from membydesign.layers.comba import Comba
 from membydesign.layers.convolution import ShortConvolution
 from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
 from membydesign.layers.gated_kalmanet import GatedKalmaNet
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena, HyenaBelief
@@ -18,8 +21,10 @@ from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import MemoryLayer
 from membydesign.layers.mesa_net import MesaNet
+from membydesign.layers.mlstm import MLSTM
 from membydesign.layers.palimpsa import PalimpsaLayer
 from membydesign.layers.parameters import Drift, LearnedParameter
+from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.registry import LAYERS, layer_names, make_layer, register
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
@@ -30,8 +35,10 @@ __all__ = [
     "KDA",
     "KLA",
     "LAYERS",
+    "MLSTM",
     "RWKV7",
     "AttentionBelief",
+    "Comba",
     "DeltaNet",
     "DiagonalKalmanDelta",
     "Drift",
@@ -39,6 +46,8 @@ __all__ = [
     "FilterLayer",
     "Gate",
     "GatedDeltaNet",
+    "GatedDeltaNet2",
+    "GatedDeltaProduct",
     "GatedKalmaNet",
     "Hyena",
     "HyenaBelief",
@@ -53,6 +62,7 @@ __all__ = [
     "MemoryLayer",
     "MesaNet",
     "PalimpsaLayer",
+    "PreconditionedDeltaNet",
     "RetNet",
     "SequenceLayer",
     "ShortConvolution",
