@@ -349,7 +349,6 @@ def filter_triton(
     A kernel that cannot be compiled or launched raises a `KernelError`, or with `fallback` is replaced by torch.
     """
     C, D, G, length = table.CHUNK, x.q.shape[-1], x.write_noise.shape[-1], x.q.shape[1]
-
     frame = Frame.of(drift, C)
     k, q = frame.enter(cut(x.k, C)), frame.enter(cut(x.q, C))
     added = accumulated_noise(frame, drift, noise, C)
