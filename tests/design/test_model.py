@@ -115,6 +115,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "bayesian_layer",
         "bayesian_layer_diagonal",
         "covariance_reset",
+        "partial_reset",
+        "discounted",
         "unknown_scale",
         "robust_writes",
         "deltanet",
@@ -129,9 +131,11 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale and the conjugate beliefs
+    # Table 1's column "Derivation", covariances that forget, unknown_scale and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
+        "partial_reset",
+        "discounted",
         "unknown_scale",
         "linear_attention",
         "retnet",

@@ -12,7 +12,7 @@ from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM
 from membydesign.testing import assert_close
 
 VOCABULARY = 31
-each = pytest.mark.parametrize("name", ["unknown_scale", "robust_writes"])
+each = pytest.mark.parametrize("name", ["partial_reset", "discounted", "unknown_scale", "robust_writes"])
 
 
 def config(name: str) -> MemoryConfig:

@@ -4,13 +4,14 @@ from membydesign.design.additive import AdditiveDesign, Sums
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift, WholeMatrix
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.model import DesignModel
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.retention import Discounted, Forgetting, ForgettingCovariance, PartialReset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
 from membydesign.design.student_t import StudentTWrite
@@ -45,8 +46,11 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Discounted",
     "Equation",
     "Flaw",
+    "Forgetting",
+    "ForgettingCovariance",
     "Gains",
     "Gate",
     "HiddenMarkov",
@@ -56,6 +60,7 @@ __all__ = [
     "MeanOnly",
     "Observation",
     "ObserveMemory",
+    "PartialReset",
     "PerColumnReset",
     "Reading",
     "Removal",
@@ -74,6 +79,7 @@ __all__ = [
     "Transition",
     "UnknownScale",
     "Votes",
+    "WholeMatrix",
     "Write",
     "WriteEvent",
     "Written",

@@ -22,7 +22,7 @@ from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
 from membydesign.filter.scaled import Scaled
-from membydesign.filter.torch import additive, dense, hidden_markov, two_pass
+from membydesign.filter.torch import additive, dense, forgetting, hidden_markov, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
 
@@ -41,6 +41,7 @@ KERNELS: tuple[Kernel, ...] = (
     native_mean_pass,
     native_additive,
     dense,
+    forgetting,
     two_pass,
     additive,
     hidden_markov,

@@ -170,6 +170,7 @@ _OWN = {
     "bayesian_layer_diagonal": Scaffolded(catalogue["bayesian_layer_diagonal"]),
     "unknown_scale": Scaffolded(catalogue["unknown_scale"]),
     "robust_writes": Scaffolded(catalogue["robust_writes"]),
+    **{name: Scaffolded(catalogue[name]) for name in ("partial_reset", "discounted")},
     # the noises of the Bayesian Layer, and λ = ℓ²
     "covariance_reset": Scaffolded(_RESET, {"prior_variance": Learned(0.05), "write_noise": Learned(0.5)}),
     **{name: Scaffolded(catalogue[name]) for name in ("count_memory", "categorical_memory", "hidden_markov")},

@@ -24,6 +24,8 @@ LinearGaussian = Literal[
     "bayesian_layer",
     "bayesian_layer_diagonal",
     "covariance_reset",
+    "partial_reset",
+    "discounted",
     "robust_writes",
     "deltanet",
     "gated_deltanet",
