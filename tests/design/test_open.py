@@ -10,6 +10,7 @@ ROOT = Path(membydesign.__file__).parent
 KERNELS = {
     "filter/linear.py",
     "filter/native/diagonal.py",
+    "filter/native/forgetting.py",
     "filter/native/step.py",
     "filter/torch/forgetting.py",
 }

@@ -18,6 +18,7 @@ from membydesign.filter.native import additive as native_additive
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
+from membydesign.filter.native import forgetting as native_forgetting
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
@@ -38,6 +39,7 @@ KERNELS: tuple[Kernel, ...] = (
     triton,
     native_dense,
     native_diagonal,
+    native_forgetting,
     native_mean_pass,
     native_additive,
     dense,
