@@ -68,18 +68,19 @@ typedef struct {
 } Piece;
 
 typedef struct {
-  REAL *panel, *frame_work, *a, *cos, *sin, *spare;
+  REAL *panel, *frame_work, *a, *cos, *sin, *spare, *row;
 } Room;
 
 static int64_t room_elements(const Inputs *x) {
   int64_t D = x->D, widest = D > PIECE ? D : PIECE;
-  return widest * TILE_COLUMNS + (PIECE + 2 * SUB_BLOCK) * D + 5 * PIECE * D + D * (D + TILE_COLUMNS) + 6 * 16;
+  return widest * TILE_COLUMNS + (PIECE + 2 * SUB_BLOCK) * D + 5 * PIECE * D + D * (D + TILE_COLUMNS) + D + 7 * 16;
 }
 
 static Room room_of(const Inputs *x, REAL **work) {
   int64_t D = x->D, widest = D > PIECE ? D : PIECE;
   Room m = {take(work, widest * TILE_COLUMNS), take(work, (PIECE + 2 * SUB_BLOCK) * D), take(work, PIECE * D),
-            take(work, PIECE * D), take(work, PIECE * D), NULL};
+            take(work, PIECE * D), take(work, PIECE * D), NULL, NULL};
+  m.row = take(work, D);
   m.spare = take(work, 2 * PIECE * D + D * (D + TILE_COLUMNS));
   return m;
 }
@@ -119,14 +120,24 @@ static int64_t length_of(const Inputs *x, int64_t first, int64_t most) {
 /* What the decay `a` of a row leaves to a prior variance: 1 - s a^2. */
 INLINE REAL forgotten(REAL s, REAL a) { return 1 - s * (a * a); }
 
+/* The decays of a token, one for all rows or for each: pairs have theirs twice, in `spread`. */
+INLINE const REAL *decays(const Inputs *x, int64_t at, REAL *spread) {
+  const REAL *a = x->a + at * x->R;
+  if (!x->rotates) return a;
+  memcpy(spread, a, x->R * sizeof(REAL));
+  memcpy(spread + x->R, a, x->R * sizeof(REAL));
+  return spread;
+}
+
 /* P drifts to a token, but for its turn, which the frame does. */
-static void enter_piece(const Inputs *x, int64_t at, REAL *restrict to, const REAL *restrict P) {
-  int64_t D = x->D, R = x->R;
-  const REAL *a = x->a + at * R, s = x->s[at], lam = x->lam ? x->lam[at] : 0;
+static void enter_piece(const Inputs *x, const Room *m, int64_t at, REAL *restrict to, const REAL *restrict P) {
+  int64_t D = x->D;
+  const REAL *restrict a = decays(x, at, m->row), s = x->s[at], lam = x->lam ? x->lam[at] : 0;
   EACH(i, D) {
-    REAL c = s * a[i % R];
-    EACH(j, D) to[i * D + j] = c * a[j % R] * P[i * D + j];
-    to[i * D + i] += lam * forgotten(s, a[i % R]);
+    REAL ai = x->R == 1 ? a[0] : a[i], c = s * ai, all = c * a[0];
+    if (x->R == 1) SIMD EACH(j, D) to[i * D + j] = all * P[i * D + j];
+    else SIMD EACH(j, D) to[i * D + j] = c * a[j] * P[i * D + j];
+    to[i * D + i] += lam * forgotten(s, ai);
   }
 }
 
@@ -137,7 +148,8 @@ static void share(const Inputs *x, const Room *m, Piece *y) {
   EACH(t, n) {
     int64_t at = first + t * H;
     REAL root = (REAL)sqrt(x->s[at]);
-    EACH(i, R) m->a[t * R + i] = t == 0 && y->entered ? 1 : root * x->a[at * R + i];
+    if (t == 0 && y->entered) EACH(i, R) m->a[i] = 1;
+    else scaled(m->a + t * R, &root, x->a + at * R, 1, R);
     if (x->rotates) memcpy(m->cos + t * half, x->cos + at * half, half * sizeof(REAL));
     if (x->rotates) memcpy(m->sin + t * half, x->sin + at * half, half * sizeof(REAL));
   }
@@ -148,12 +160,14 @@ static void share(const Inputs *x, const Room *m, Piece *y) {
   EACH(t, n) {
     int64_t at = first + t * H;
     REAL *noise = y->noise + t * R, lam = x->lam && !(t == 0 && y->entered) ? x->lam[at] : 0, s = x->s[at];
-    const REAL *a = x->a + at * x->R, *own = F->a + t * R;
-    EACH(i, R) noise[i] = lam * forgotten(s, a[i % x->R]) + (t ? own[i] * own[i] * noise[i - R] : 0);
+    const REAL *a = decays(x, at, m->row), *own = F->a + t * R;
+    SIMD EACH(i, R) noise[i] = lam * forgotten(s, a[i]);
+    if (t) SIMD EACH(i, R) noise[i] += own[i] * own[i] * noise[i - R];
     scaled(y->kt + t * D, F->f + t * R, y->k + t * D, R, D);
     if (y->q) scaled(y->qt + t * D, F->f + t * R, y->q + t * D, R, D);
     scaled(y->noisy + t * D, noise, y->k + t * D, R, D);
-    EACH(i, R) y->p[t * R + i] = t ? own[i] * y->p[(t - 1) * R + i] : 1;
+    if (t) scaled(y->p + t * R, own, y->p + (t - 1) * R, R, R);
+    else EACH(i, R) y->p[i] = 1;
   }
   y->safe = 1;
   EACH(i, R) y->safe &= y->p[(n - 1) * R + i] > (REAL)STRONG;
@@ -228,7 +242,7 @@ static void next_piece(const Inputs *x, const Room *m, Piece *y, const REAL *P, 
   REAL *before = *work;
   int64_t n = length_of(x, first, least(most, *tokens));
   y->first = first, y->P = P, y->entered = strong(x->s[first]);
-  if (y->entered) enter_piece(x, first, P0, P);
+  if (y->entered) enter_piece(x, m, first, P0, P);
   *tokens = PIECE;
   for (int64_t resolved;; n = resolved, *tokens = 2 * n) {
     *work = before;

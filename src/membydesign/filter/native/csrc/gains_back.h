@@ -4,19 +4,19 @@ typedef struct {
   REAL *k, *q, *kt, *qt, *U, *J, *X, *Y, *noisy;  /* [n,D]; X is zero */
   REAL *noise, *net, *angle, *end;                /* [n,R], [n,R], [n,D/2], [R]: see frame.h */
   REAL *R, *G, *W, *kk, *qk, *other;              /* [n,n] */
-  REAL *log_a, *turn;                             /* [n,R], [n,D/2]: of each token's own sqrt(s) a and turn */
+  REAL *log_a;                                    /* [n,R]: of each token's own sqrt(s) a */
   REAL *half;                                     /* [2n,D] */
 } Back;
 
-static int64_t back_elements(const Inputs *x) { return PIECE * (16 * x->D + 6 * PIECE) + x->D + 20 * 16; }
+static int64_t back_elements(const Inputs *x) { return PIECE * (15 * x->D + 6 * PIECE) + x->D + 20 * 16; }
 
 static Back back_room(const Inputs *x, REAL **work) {
   int64_t D = x->D, n = PIECE;
   Back d;
   REAL **rows[] = {&d.k,   &d.q,     &d.kt,  &d.qt,    &d.U,     &d.J,    &d.X,  &d.Y,
-                   &d.noisy, &d.noise, &d.net, &d.angle, &d.log_a, &d.turn, &d.half};
+                   &d.noisy, &d.noise, &d.net, &d.angle, &d.log_a, &d.half};
   REAL **pairs[] = {&d.R, &d.G, &d.W, &d.kk, &d.qk, &d.other};
-  EACH(i, 15) *rows[i] = take(work, (i == 14 ? 2 : 1) * n * D);
+  EACH(i, 14) *rows[i] = take(work, (i == 13 ? 2 : 1) * n * D);
   EACH(i, 6) *pairs[i] = take(work, n * n);
   d.end = take(work, D);
   return d;
@@ -60,46 +60,56 @@ static void resolve_back(const Room *m, const Piece *y, Back *d) {
   EACH(t, n) gather(d->net + t * R, -1, y->J + t * D, d->J + t * D, R, D);
 }
 
+/* The gradient of a token's log decays, given that of all rows. */
+INLINE void add_decays(const Inputs *x, const Gradients *o, int64_t at, const REAL *rows) {
+  add(o->log_a + at * x->R, 1, rows, x->R);
+  if (x->rotates) add(o->log_a + at * x->R, 1, rows + x->R, x->R);
+}
+
 /* Noise built up, from the last token to the first, and what entered it. */
-static void noise_back(const Inputs *x, const Gradients *o, const Piece *y, Back *d) {
+static void noise_back(const Inputs *x, const Gradients *o, const Room *m, const Piece *y, Back *d) {
   int64_t R = y->F.R;
   for (int64_t t = y->n - 1; t >= 0; t--) {
     int64_t at = y->first + t * x->H;
-    const REAL *own = y->F.a + t * R, *before = y->noise + (t - 1) * R, *a = x->a + at * x->R;
+    const REAL *own = y->F.a + t * R, *before = y->noise + (t - 1) * R, *a = decays(x, at, m->row);
     REAL *dn = d->noise + t * R, s = x->s[at];
-    if (t) EACH(i, R) {
-      d->log_a[t * R + i] += 2 * own[i] * own[i] * before[i] * dn[i];
+    REAL *restrict log_a = d->log_a + t * R;
+    if (t) SIMD EACH(i, R) {
+      log_a[i] += 2 * own[i] * own[i] * before[i] * dn[i];
       dn[i - R] += own[i] * own[i] * dn[i];
     }
     if (!x->lam || (t == 0 && y->entered)) continue;
     REAL lam = x->lam[at], dlam = 0, ds = 0;
-    EACH(i, R) {
-      REAL r = a[i % x->R];
-      dlam += forgotten(s, r) * dn[i];
-      ds -= lam * r * r * dn[i];
-      o->log_a[at * x->R + i % x->R] -= 2 * lam * s * r * r * dn[i];
+    _Pragma("omp simd reduction(+ : dlam, ds)") EACH(i, R) {
+      REAL part = a[i] * a[i] * dn[i];
+      dlam += dn[i] - s * part;
+      ds -= lam * part;
+      dn[i] = -2 * lam * s * part; /* of log a from here on */
     }
+    add_decays(x, o, at, dn);
     o->lam[at] += dlam;
     o->s[at] += ds;
   }
 }
 
 /* Through P0 = s A P A' + lam (I - s A A') of the first token: dP0, in place. */
-static void enter_piece_back(const Inputs *x, const Gradients *o, const Piece *y, REAL *dP) {
-  int64_t D = x->D, R = x->R, at = y->first;
-  const REAL *a = x->a + at * R, s = x->s[at], lam = x->lam ? x->lam[at] : 0;
-  REAL ds = 0, dlam = 0;
+static void enter_piece_back(const Inputs *x, const Gradients *o, const Room *m, const Piece *y, Back *d, REAL *dP) {
+  int64_t D = x->D, R = y->F.R, at = y->first;
+  const REAL *a = decays(x, at, m->row), s = x->s[at], lam = x->lam ? x->lam[at] : 0;
+  REAL ds = 0, dlam = 0, *log_a = d->end;
+  memset(log_a, 0, R * sizeof(REAL));
   EACH(i, D) {
-    REAL *row = dP + i * D, ai = a[i % R], own = row[i], total = 0;
-    EACH(j, D) {
-      REAL z = ai * a[j % R] * row[j];
-      total += z * y->P[i * D + j];
-      row[j] = s * z;
-    }
+    const REAL *P = y->P + i * D;
+    REAL *row = dP + i * D, ai = a[R == 1 ? 0 : i], own = row[i], total = 0;
+    scaled(row, a, row, R, D);
+    scaled(row, &ai, row, 1, D);
+    total = dot(row, P, D);
+    scaled(row, &s, row, 1, D);
     ds += total - lam * ai * ai * own;
     dlam += forgotten(s, ai) * own;
-    o->log_a[at * R + i % R] += 2 * s * (total - lam * ai * ai * own);
+    log_a[R == 1 ? 0 : i] += 2 * s * (total - lam * ai * ai * own);
   }
+  add_decays(x, o, at, log_a);
   o->s[at] += ds;
   if (o->lam) o->lam[at] += dlam;
 }
@@ -114,7 +124,7 @@ static void piece_back(const Inputs *x, const Gradients *o, const Room *m, const
   REAL *panel = m->panel;
   memset(d->noise, 0, n * R * sizeof(REAL)), memset(d->net, 0, n * R * sizeof(REAL));
   memset(d->angle, 0, n * half * sizeof(REAL)), memset(d->end, 0, R * sizeof(REAL));
-  memset(d->log_a, 0, n * R * sizeof(REAL)), memset(d->turn, 0, n * half * sizeof(REAL));
+  memset(d->log_a, 0, n * R * sizeof(REAL));
   memset(d->R, 0, n * n * sizeof(REAL)), memset(d->kk, 0, n * n * sizeof(REAL)), memset(d->qk, 0, n * n * sizeof(REAL));
   memset(d->k, 0, n * D * sizeof(REAL)), memset(d->q, 0, n * D * sizeof(REAL)), memset(d->X, 0, n * D * sizeof(REAL));
 
@@ -216,22 +226,24 @@ static void piece_back(const Inputs *x, const Gradients *o, const Room *m, const
     scaled(row, noise, q, R, D), add(dq, 2 * weight, row, D);
     gather(dn, weight, q, q, R, D);
   }
-  noise_back(x, o, y, d);
+  noise_back(x, o, m, y, d);
   enter_back(F, y->k, d->k, o->k + y->first * D, H * D, d->angle);
   if (o->variance) enter_back(F, y->q, d->q, o->q + y->first * D, H * D, d->angle);
-  drift_back(F, d->net, d->end, d->angle, d->log_a, d->turn, R, 1);
-  EACH(t, n) {
+  for (int64_t t = n - 1; t >= 0; t--) { /* sums over later tokens, see frame.h */
     int64_t token = y->first + t * H;
-    if (x->rotates) add(o->angle + token * half, 1, d->turn + t * half, half);
-    if (t == 0 && y->entered) continue;
-    REAL total = 0;
-    EACH(i, R) {
-      o->log_a[token * x->R + i % x->R] += d->log_a[t * R + i];
-      total += d->log_a[t * R + i];
+    REAL *later = d->net + t * R, *log_a = d->log_a + t * R, *turned = d->angle + t * half, total = 0;
+    add(later, 1, t + 1 < n ? later + R : d->end, R);
+    if (x->rotates) {
+      if (t + 1 < n) add(turned, 1, turned + half, half);
+      add(o->angle + token * half, 1, turned, half);
     }
+    if (t == 0 && y->entered) continue;
+    add(log_a, 1, later, R);
+    add_decays(x, o, token, log_a);
+    EACH(i, R) total += log_a[i];
     o->s[token] += total / (2 * x->s[token]);
   }
-  if (y->entered) enter_piece_back(x, o, y, dP);
+  if (y->entered) enter_piece_back(x, o, m, y, d, dP);
 }
 
 static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REAL *work) {
