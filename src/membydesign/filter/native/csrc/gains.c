@@ -236,21 +236,22 @@ static int64_t condition(const Inputs *x, const Room *m, Piece *y, const REAL *P
 }
 
 /* The next piece of a window, from P: at most `most` tokens. P0 receives what P is once it drifted to the first token, if
- * that begins a piece for its strength. `tokens` says how many to try, and is set for the next piece. */
+ * that begins a piece for its strength. `tokens` says how many to try, and is set for the next piece: where a write was
+ * too sure, the next one probably is. */
 static void next_piece(const Inputs *x, const Room *m, Piece *y, const REAL *P, REAL *P0, int64_t first, int64_t most,
                        int64_t g, int64_t *tokens, REAL **work) {
   REAL *before = *work;
   int64_t n = length_of(x, first, least(most, *tokens));
   y->first = first, y->P = P, y->entered = strong(x->s[first]);
   if (y->entered) enter_piece(x, m, first, P0, P);
-  *tokens = PIECE;
-  for (int64_t resolved;; n = resolved, *tokens = 2 * n) {
+  for (int64_t resolved = 0; resolved != n;) {
+    n = resolved ? resolved : n;
     *work = before;
     piece_room(x, m, y, n, work);
     share(x, m, y);
     resolved = condition(x, m, y, y->entered ? P0 : P, g);
-    if (resolved == n) return;
   }
+  *tokens = sizeof(REAL) < sizeof(double) && y->R[0] * y->R[0] > (REAL)x->sure * x->r2[first * x->G + g] ? 1 : PIECE;
 }
 
 /* P [n,n] symmetric from its upper triangle. */
