@@ -16,14 +16,31 @@ PARTIAL, DISCOUNTED = mbd.catalogue["partial_reset"], mbd.catalogue["discounted"
 
 class TestPartialReset(DesignContract):
     design = PARTIAL
+    test_65536_tokens_in_float32: Any = None
 
 
 class TestPartialResetOfRows(DesignContract):
     design = mbd.DesignModel(mbd.DiagonalDecay(), mbd.ObserveMemory(groups=2), mbd.PartialReset(prior=1.5))
+    test_65536_tokens_in_float32: Any = None
 
 
 class TestPartialResetRotating(DesignContract):
     design = mbd.DesignModel(mbd.DampedRotation(), mbd.ObserveMemory(), mbd.PartialReset())
+    test_65536_tokens_in_float32: Any = None
+
+
+class TestPartialResetInChunks(DesignContract):
+    """What auto runs on a CPU, 65,536 tokens included; the loop takes minutes for those."""
+
+    design = PARTIAL.replace(transition=mbd.DiagonalDecay())
+    method = "chunk"
+    backend = "auto"
+
+
+class TestPartialResetInTorchChunks(DesignContract):
+    design = PARTIAL
+    method = "chunk"
+    chunk_size = 4
 
 
 class TestDiscounted(DesignContract):
@@ -135,3 +152,63 @@ def test_an_additive_write_is_refused():
     for covariance in (mbd.PartialReset(), mbd.Discounted()):
         with pytest.raises(ValueError, match="mean never reads a covariance, so there is nothing"):
             mbd.DesignModel(mbd.Identity(), mbd.LatentInput(), covariance)
+
+
+def with_gradients(problem, **options):
+    """Results and the gradients of their sum, by name."""
+    names = ("q", "k", "v", *problem.parameters)
+    leaves = {n: problem.parameters.get(n, getattr(problem, n, None)).clone().requires_grad_() for n in names}
+    parameters = {n: leaves[n] for n in problem.parameters}
+    problem = replace(problem, q=leaves["q"], k=leaves["k"], v=leaves["v"], parameters=parameters)
+    out = problem.filter(return_variance=True, **options)
+    (out.output.square().sum() + out.variance.sum() + out.belief.covariance.sum()).backward()
+    return {"output": out.output, "variance": out.variance, **{n: x.grad for n, x in leaves.items()}}
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("decay", [1.0, 60.0])  # the strong one is below 1e-20 within a few tokens
+@pytest.mark.parametrize("transition", [mbd.ScalarDecay(), mbd.DiagonalDecay(), mbd.DampedRotation()])
+def test_resets_between_other_tokens_have_exact_gradients(transition, decay, backend):
+    """Retentions of 0, 1 and in between, over more tokens than backward keeps covariances for."""
+    problem = random_problem(PARTIAL.replace(transition=transition), B=1, T=90, D=6)
+    kind = torch.randint(4, (1, 90, 2), generator=torch.Generator().manual_seed(0))
+    retention = torch.where(kind == 0, 0.0, torch.where(kind == 1, 1.0, problem.parameters["retention"]))
+    problem = same_parameters(problem, retention=retention, log_decay=decay * problem.parameters["log_decay"])
+    loop, ours = with_gradients(problem, method="recurrent"), with_gradients(problem, backend=backend)
+    for name, expected in loop.items():
+        assert_close(ours[name], expected, 1e-9, name)
+
+
+def test_training_keeps_a_covariance_for_every_window_alone():
+    """Saved for backward: D² numbers for every 64 tokens, not for every token."""
+    D, T, saved = 64, 1024, []
+    problem = random_problem(PARTIAL, B=1, H=1, T=T, D=D, M=4, dtype=torch.float32)
+    problem = replace(problem, v=problem.v.requires_grad_(), k=problem.k.requires_grad_())
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        problem.filter(backend="native")
+    assert sum(saved) < T * D * D / 8
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_sure_writes_keep_their_digits_in_float32(backend):
+    """r² = 1e-4 of the variance of memory: as exact as the loop."""
+    problem = random_problem(PARTIAL, T=300, D=16, M=16, B=1)
+    problem = replace(problem, k=torch.nn.functional.normalize(problem.k, dim=-1))
+    noise = torch.full_like(problem.parameters["write_noise"], 1e-4)
+    problem = same_parameters(problem, write_noise=noise).map(lambda x: x.float())
+    precise, single = filtered(problem.map(lambda x: x.double())), filtered(problem, backend=backend)
+    for name in ("output", "variance", "write_log_evidence"):
+        ours, expected = getattr(single, name), getattr(precise, name)
+        assert (ours - expected).abs().max() / (1 + expected.abs().max()) < 2e-6, name
+
+
+def test_kernels_say_why_they_do_not_run():
+    problem = random_problem(PARTIAL, T=5)
+    problem = same_parameters(problem, retention=torch.zeros(2, 5, 2))
+    from membydesign.filter.inputs import Inputs, Request
+    from membydesign.filter.torch import forgetting
+
+    x = Inputs(problem.q, problem.k, problem.v, problem.parameters)
+    reason = forgetting.why_not(PARTIAL, Request(x, problem.prior(), torch.float64))
+    assert "more than a factor of 16" in reason
+    assert "forget" in forgetting.why_not(mbd.catalogue["kda"], Request(x, None, torch.float64))

@@ -18,7 +18,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "designs"
 
 Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7"]
 Write = Literal["observe", "latent", "student_t", "count"]
-Kept = Literal["dense", "diagonal", "block", "reset", "column_reset", "partial_reset", "discounted", "nothing", "counts"]
+Kept = Literal[
+    "dense", "diagonal", "block", "reset", "column_reset", "partial_reset", "discounted", "nothing", "counts"
+]
 
 
 @dataclass(frozen=True)

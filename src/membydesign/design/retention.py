@@ -1,8 +1,8 @@
 r"""Covariances that drift in a way of their own: part of the certainty is forgotten at every step, the mean is not.
 
 The mean drifts with the transition, $\bar M_t = A_t M_{t-1}$. The covariance forgets besides: `PartialReset` returns
-part of it to a prior, `Discounted` inflates it. What process noise this amounts to, $\bar P_t - A_t P_{t-1} A_t^\top$,
-is never negative, so conditioning stays exact: each is the Kalman filter of a memory with that process noise.
+part of it to a prior, `Discounted` inflates it. Each is the Kalman filter of a memory with the process noise
+$\bar P_t - A_t P_{t-1} A_t^\top$ that this amounts to, so conditioning stays exact.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class PartialReset(ForgettingCovariance):
     process noise $\lambda_t (I - A_t A_t^\top)$. Between them the certainty of earlier writes counts for about
     $1/(1 - \gamma)$ tokens. Where nothing was written the variance is $\lambda$, however long the sequence.
 
-    No transition may amplify: $A_t A_t^\top \preceq I$, which decays and damped rotations satisfy.
+    The implied process noise $\bar P_t - A_t P_{t-1} A_t^\top \succeq \lambda_t(I - A_t A_t^\top)$ is a covariance where
+    $P_{t-1} \preceq \lambda_t I$, which a constant $\lambda \ge p_0$ ensures; a λ that falls below what memory is unsure of
+    makes it surer than any write did. No transition may amplify: $A_t A_t^\top \preceq I$, as for decays and rotations.
 
     Args:
         prior: $p_0$, the variance of every direction before anything is written; best the λ of the first tokens.

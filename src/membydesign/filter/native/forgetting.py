@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from membydesign.design import DesignModel, ForgettingCovariance, Gains
+from membydesign.filter.inputs import LONGEST_CHUNK
 from membydesign.filter.native import build as native
 from membydesign.filter.native import mean_pass
 from membydesign.filter.native import operators as operator
@@ -47,6 +48,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
         "C": x.window,
+        "piece": x.piece,
         "sure": float(SURE),
     }
 
@@ -76,7 +78,7 @@ OPERATOR = operator.differentiable(
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("covariance", "P"),
         ),
-        options={"window": int, "with_variance": bool},
+        options={"window": int, "piece": int, "with_variance": bool},
         outputs=(
             Output("covariance", "P", "covariance", start="covariance", symmetric=True),
             Output("warped_key", "u", _each_row),
@@ -89,8 +91,10 @@ OPERATOR = operator.differentiable(
 )
 
 
-def gains(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None, forgetting: Forgetting) -> Gains:
-    """The gains of all tokens; the arguments of `filter.torch.forgetting.gains`."""
+def gains(
+    start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None, forgetting: Forgetting, piece: int
+) -> Gains:
+    """The gains of all tokens; the arguments of `filter.torch.forgetting.gains`, with `piece` tokens at once at most."""
     angle = drift.rows.angle
     log_decay = drift.rows.log_decay if angle is None else drift.rows.of_pairs()
     covariance = start if angle is None else operator.apart(operator.apart(start, -1), -2)
@@ -104,6 +108,7 @@ def gains(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None, forg
         angle=angle,
         covariance=covariance,
         window=window(k.shape[-1], k.shape[1]),
+        piece=piece,
         with_variance=q is not None,
     )
     covariance, precision = results["covariance"], results["precision"]
@@ -126,8 +131,10 @@ def run(design: Design, request: Request) -> Run:
     covariance = design.covariance
     assert isinstance(covariance, ForgettingCovariance)
 
+    piece = min(request.chunk_size or LONGEST_CHUNK, LONGEST_CHUNK)
+
     def gains_of(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> Gains:
-        return gains(start, k, drift, q, covariance.forgetting(drift.parameters))
+        return gains(start, k, drift, q, covariance.forgetting(drift.parameters), piece)
 
     size = mean_pass.chunk_size(request.x.q.shape[-1])
     return two_pass.run_with(design, request, mean_pass.mean_pass, size, gains_of)

@@ -9,7 +9,7 @@
  *     Z = R'^-1 (J / p),   u_t = R_tt p_t Z_t,   X = p_end Z,   P = f_end P0 f_end + n_end - X'X,   b = 1/R_tt^2
  *
  * A token with s below 1/MOST or above MOST begins a piece, and P drifts to it before: so s = 0 is as good as any other
- * number, and its gradient does not pass through sqrt(s). So does a token where a variance is more than `sure` times its
+ * number, and its gradient does not pass through sqrt(s); likewise if pieces have one token each. So does a token where a variance is more than `sure` times its
  * write noise, which would cost a piece more digits than one token by itself.
  *
  * Forward saves P before each window of C tokens, and at the end; backward computes a window anew. b is -1 where a
@@ -28,6 +28,7 @@
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
   X(INT, C)             /* tokens between two saved covariances */                  \
+  X(INT, piece)         /* tokens in a piece, PIECE at most */                      \
   X(DOUBLE, sure)                                                                   \
   X(READ, k)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, q)    /* likewise; NULL if no variances are needed */             \
@@ -208,8 +209,13 @@ static void resolve(const Inputs *x, const Room *m, Piece *y) {
 static int64_t condition(const Inputs *x, const Room *m, Piece *y, const REAL *P0, int64_t g) {
   int64_t n = y->n, D = x->D, H = x->H, R = y->F.R;
   REAL *across = m->spare, *G = y->R;
-  product(D, n, D, view(P0, D), transposed(y->kt, D), across, n, SET, m->panel); /* U', whose B is small to pack */
-  EACH(t, n) EACH(i, D) y->U[t * D + i] = across[i * n + t];
+  if (n * 8 <= TILE_COLUMNS) { /* too few for tiles */
+    memset(y->U, 0, n * D * sizeof(REAL));
+    EACH(t, n) EACH(i, D) add(y->U + t * D, y->kt[t * D + i], P0 + i * D, D);
+  } else {
+    product(D, n, D, view(P0, D), transposed(y->kt, D), across, n, SET, m->panel); /* U', whose B is small to pack */
+    EACH(t, n) EACH(i, D) y->U[t * D + i] = across[i * n + t];
+  }
   product(n, n, D, view(y->U, D), transposed(y->kt, D), G, n, SET_UPPER, m->panel);
   EACH(t, n) {
     for (int64_t u = t; u < n; u++) G[t * n + u] += y->kk[t * n + u];
@@ -241,8 +247,8 @@ static int64_t condition(const Inputs *x, const Room *m, Piece *y, const REAL *P
 static void next_piece(const Inputs *x, const Room *m, Piece *y, const REAL *P, REAL *P0, int64_t first, int64_t most,
                        int64_t g, int64_t *tokens, REAL **work) {
   REAL *before = *work;
-  int64_t n = length_of(x, first, least(most, *tokens));
-  y->first = first, y->P = P, y->entered = strong(x->s[first]);
+  int64_t n = length_of(x, first, least(least(most, PIECE), *tokens));
+  y->first = first, y->P = P, y->entered = x->piece == 1 || strong(x->s[first]);
   if (y->entered) enter_piece(x, m, first, P0, P);
   for (int64_t resolved = 0; resolved != n;) {
     n = resolved ? resolved : n;
@@ -251,7 +257,7 @@ static void next_piece(const Inputs *x, const Room *m, Piece *y, const REAL *P, 
     share(x, m, y);
     resolved = condition(x, m, y, y->entered ? P0 : P, g);
   }
-  *tokens = sizeof(REAL) < sizeof(double) && y->R[0] * y->R[0] > (REAL)x->sure * x->r2[first * x->G + g] ? 1 : PIECE;
+  *tokens = sizeof(REAL) < sizeof(double) && y->R[0] * y->R[0] > (REAL)x->sure * x->r2[first * x->G + g] ? 1 : x->piece;
 }
 
 /* P [n,n] symmetric from its upper triangle. */
@@ -334,7 +340,7 @@ static void forward_head(const Inputs *x, const Outputs *o, int64_t head, REAL *
     REAL *P = o->P + group * D * D;
     EACH(i, K + 1) {
       if (o->saved) memcpy(o->saved + (group * (K + 1) + i) * D * D, P, D * D * sizeof(REAL));
-      int64_t end = least(T, (i + 1) * C), tokens = PIECE;
+      int64_t end = least(T, (i + 1) * C), tokens = x->piece;
       for (int64_t t = i * C; t < end;) {
         Piece y;
         REAL *own = work;

@@ -255,7 +255,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
   EACH(g, G) {
     int64_t group = head * G + g;
     for (int64_t i = K - 1; i >= 0; i--) {
-      int64_t end = least(T, (i + 1) * C), tokens = PIECE, count = 0;
+      int64_t end = least(T, (i + 1) * C), tokens = x->piece, count = 0;
       const REAL *saved = o->saved + (group * (K + 1) + i) * D * D;
       REAL *own = work, *P0 = entered;
       memcpy(starts, saved, D * D * sizeof(REAL));
