@@ -185,7 +185,7 @@ def _compare(
         replicas: from the reference.
         dtype: in which the filter computes.
         verdict: to add to.
-        flow: what the sums add up to of which kernels have this gradient as a difference (those of decays, angles and retentions).
+        flow: what the sums add up to of which kernels have this gradient as a difference (those in `FLOWS`).
         magnitude: of the numbers that were rounded to the type of x, if they are larger than x.
     """
     if not x.numel():

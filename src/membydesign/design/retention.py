@@ -18,10 +18,11 @@ from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Gate, Learned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
+    from membydesign.design.covariance import Drift
     from membydesign.design.protocol import Step
     from membydesign.design.write import Write
 
@@ -50,7 +51,7 @@ class ForgettingCovariance(WholeMatrix):
     def forgetting(self, parameters: Mapping[str, Tensor]) -> Forgetting:
         """How the covariance drifts, from the step parameters by name: of one token, or of all tokens of a sequence."""
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """S A P Aᵀ + λ(I − s A Aᵀ)."""
         scale, prior_variance = self.forgetting(step)
         scale = scale[..., None, None, None]
@@ -61,7 +62,7 @@ class ForgettingCovariance(WholeMatrix):
         faded = scale * drifted(identity.expand(*kept.shape[:2], 1, *identity.shape))
         return predicted + prior_variance[..., None, None, None] * (identity - faded)
 
-    def implied_noise(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def implied_noise(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """P̄ − A P Aᵀ: the process noise of the memory whose Kalman filter this is."""
         return self.predict(kept, drifted, step) - drifted(kept)
 
@@ -90,9 +91,9 @@ class PartialReset(ForgettingCovariance):
     process noise $\lambda_t (I - A_t A_t^\top)$. Between them the certainty of earlier writes counts for about
     $1/(1 - \gamma)$ tokens. Where nothing was written the variance is $\lambda$, however long the sequence.
 
-    The implied process noise $\bar P_t - A_t P_{t-1} A_t^\top \succeq \lambda_t(I - A_t A_t^\top)$ is a covariance where
-    $P_{t-1} \preceq \lambda_t I$, which a constant $\lambda \ge p_0$ ensures; a λ that falls below what memory is unsure of
-    makes it surer than any write did. No transition may amplify: $A_t A_t^\top \preceq I$, as for decays and rotations.
+    The implied process noise $\bar P_t - A_t P_{t-1} A_t^\top \succeq \lambda_t(I - A_t A_t^\top)$ is a covariance
+    where $P_{t-1} \preceq \lambda_t I$, which a constant $\lambda \ge p_0$ ensures; a λ that falls below what memory is
+    unsure of makes it surer than any write did. No transition may amplify: decays and rotations do not.
 
     Args:
         prior: $p_0$, the variance of every direction before anything is written; best the λ of the first tokens.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from membydesign.design import DesignModel, Step
+from membydesign.design import DesignModel, Drift, Step
 
 if TYPE_CHECKING:
     from membydesign.belief import Belief
@@ -113,6 +113,6 @@ def condition(problem: Problem, b: int, h: int, initial: Belief | None = None) -
 
 def _implied_noise(design: DesignModel, P: Tensor, A: Tensor, step: Step) -> Tensor:
     """Q_t of a covariance that drifts in its own way, given the covariance before it."""
-    Q = design.covariance.implied_noise(P[None, None, None], lambda x: A @ x @ A.T, step)
+    Q = design.covariance.implied_noise(P[None, None, None], Drift(lambda x: A @ x), step)
     assert Q is not None, "the joint Gaussian needs the process noise"
     return Q[0, 0, 0]

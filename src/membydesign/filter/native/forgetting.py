@@ -1,4 +1,4 @@
-"""Gains of a covariance that forgets in its own way, in native code on a CPU: `csrc/gains.c`, then the native mean pass.
+"""Gains of a covariance that forgets in its own way, in native code on a CPU (`csrc/gains.c`), then the mean pass.
 
 Forward saves the covariance once every `window` tokens; backward recomputes each window and then walks it back.
 """
@@ -94,7 +94,7 @@ OPERATOR = operator.differentiable(
 def gains(
     start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None, forgetting: Forgetting, piece: int
 ) -> Gains:
-    """The gains of all tokens; the arguments of `filter.torch.forgetting.gains`, with `piece` tokens at once at most."""
+    """The gains of all tokens, `piece` at once at most; the arguments of `filter.torch.forgetting.gains`."""
     angle = drift.rows.angle
     log_decay = drift.rows.log_decay if angle is None else drift.rows.of_pairs()
     covariance = start if angle is None else operator.apart(operator.apart(start, -1), -2)
