@@ -298,16 +298,9 @@ def updated(predicted: Tensor, event: WriteEvent, k: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WholeMatrix(Covariance):
-    r"""A D×D covariance for each noise group, nothing of which is thrown away after a write.
+    r"""A D×D covariance for each noise group: $P_t = \bar P_t - \beta_t u_t u_t^\top$ after a write, $P_0 = p_0 I$.
 
-    $$u_t = \bar P_t k_t, \qquad P_t = \bar P_t - \beta_t u_t u_t^\top, \qquad P_0 = p_0 I$$
-
-    Derive from it for a covariance that drifts in another way than by $A_t P A_t^\top + Q_t$.
-
-    Args:
-        prior: $p_0$, the variance of every direction before anything is written.
-
-    State: G·D² elements, [B,H,G,D,D].
+    `Dense` drifts by $A_t P A_t^\top + Q_t$; derive from this class for another drift of the covariance.
     """
 
     prior: float = 1.0
