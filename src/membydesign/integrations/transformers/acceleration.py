@@ -14,6 +14,7 @@ from membydesign.filter.native import mean_pass
 from membydesign.integrations.transformers import convolution, delta_rule, state_space
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from torch import nn
@@ -49,16 +50,18 @@ class Acceleration:
         layers: names of the layers that run on this library's kernels.
     """
 
-    def __init__(self, modules: dict[str, nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: dict[str, nn.Module], forwards: dict[type[nn.Module], FunctionType]) -> None:
         self.layers = tuple(modules)
+        self._replaced = [(module, MethodType(forwards[type(module)], module)) for module in modules.values()]
+        for module, forward in self._replaced:
+            module.__dict__["forward"] = forward
 
     def remove(self) -> None:
         """Give the layers their own functions back; harmless if repeated."""
-        for module in self._modules.values():
-            if getattr(module.__dict__.get("forward"), "__func__", None) in _FORWARDS.values():
+        for module, forward in self._replaced:
+            if module.__dict__.get("forward") is forward:
                 del module.__dict__["forward"]
-        self._modules = {}
+        self._replaced = []
 
     def __enter__(self) -> Acceleration:
         return self
@@ -77,8 +80,8 @@ def accelerate(model: nn.Module) -> Acceleration:
 
     Forward, backward, prefill in pieces and decoding with a cache compute the same numbers, up to rounding. Packed
     sequences (`seq_idx`, `cu_seq_lens_q`), which Transformers' own CPU code refuses, are kept apart. Only these layer
-    objects change: nothing of Transformers itself is patched, other models keep their functions, and `remove` leaves the
-    model as it was. Tensors on other devices, and `torch.export`, still take the original code.
+    objects change: nothing of Transformers itself is patched, other models keep their functions, and `remove` leaves
+    the model as it was. Tensors on other devices, and `torch.export`, still take the original code.
 
     Args:
         model: any module with layers of `LAYERS`, such as a `Qwen3NextForCausalLM` or a `Mamba2Model`.
@@ -116,9 +119,7 @@ def accelerate(model: nn.Module) -> Acceleration:
                 "already, or hooks of a device map are on it)"
             )
     forwards = {kind: _forward(kind) for kind in {type(module) for module in modules.values()}}
-    for module in modules.values():
-        module.__dict__["forward"] = MethodType(forwards[type(module)], module)
-    return Acceleration(modules)
+    return Acceleration(modules, forwards)
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -135,30 +136,30 @@ def _check_version() -> None:
         )
 
 
-_FORWARDS: dict[type[nn.Module], FunctionType] = {}
-
-
 def _forward(kind: type[nn.Module]) -> FunctionType:
-    """The forward of a class, but where it looks up our functions instead of those of its module.
+    """The forward of a class on our functions.
 
-    It is the same code with other globals. `force_accelerate_hooks`, its decorator, only serves hooks of device maps,
-    which `accelerate` refuses.
+    `force_accelerate_hooks`, its decorator, only serves hooks of device maps, which `accelerate` refuses.
     """
-    if kind not in _FORWARDS:
-        original = inspect.unwrap(kind.forward)
-        known = {name: original.__globals__[name] for name in original.__code__.co_names if name in REPLACEMENTS}
-        for name, function in known.items():
-            if reason := REPLACEMENTS[name].why_not(function):
-                raise RuntimeError(f"transformers {transformers.__version__}, {name} of {kind.__module__}: {reason}")
-        ours = {name: REPLACEMENTS[name].instead_of(function) for name, function in known.items()}
-        names = {**original.__globals__, **ours}
-        forward = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
-        forward.__kwdefaults__ = original.__kwdefaults__
-        forward.__qualname__, forward.__doc__ = original.__qualname__, original.__doc__
-        _FORWARDS[kind] = forward
-    return _FORWARDS[kind]
+    ours = {}
+    for name, function in replaced_functions(kind).items():
+        if reason := REPLACEMENTS[name].why_not(function):
+            raise RuntimeError(f"transformers {transformers.__version__}, {name} of {kind.__module__}: {reason}")
+        ours[name] = REPLACEMENTS[name].instead_of(function)
+    return forward_with(kind, ours)
 
 
-def removed_functions(kind: Any) -> tuple[str, ...]:
-    """The names of a layer's functions that are replaced."""
-    return tuple(name for name in inspect.unwrap(kind.forward).__code__.co_names if name in REPLACEMENTS)
+def forward_with(kind: type[nn.Module], functions: dict[str, Callable[..., Any]]) -> FunctionType:
+    """The code of a class's forward, which finds these functions by their names instead of those of its module."""
+    original = inspect.unwrap(kind.forward)
+    names = {**original.__globals__, **functions}
+    forward = FunctionType(original.__code__, names, original.__name__, original.__defaults__, original.__closure__)
+    forward.__kwdefaults__ = original.__kwdefaults__
+    forward.__qualname__, forward.__doc__ = original.__qualname__, original.__doc__
+    return forward
+
+
+def replaced_functions(kind: type[nn.Module]) -> dict[str, Callable[..., Any]]:
+    """The functions of a layer that are replaced, by name."""
+    original: Any = inspect.unwrap(kind.forward)
+    return {name: original.__globals__[name] for name in original.__code__.co_names if name in REPLACEMENTS}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from membydesign.belief import Belief
@@ -26,6 +27,7 @@ EPS = 1e-6
 
 DECODING = DesignModel(DecayAndRemoval(), LatentInput(), MeanOnly())
 """The delta rule as a transition, A_t − β_t k_t (A_t k_t)ᵀ, and an additive write of β_t v_t at k_t."""
+NOISELESS = {"prior_variance": 1.0, "write_noise": 0.0}
 
 
 class _Unit(torch.autograd.Function):
@@ -49,7 +51,7 @@ class _Unit(torch.autograd.Function):
 
 
 def _unit(x: Tensor, scale: float = 1.0) -> Tensor:
-    return _Unit.apply(x, scale)  # pyright: ignore[reportReturnType]
+    return _Unit.apply(x, scale)
 
 
 def _prepared(query: Tensor, key: Tensor, normalise: bool) -> tuple[Tensor, Tensor]:
@@ -113,15 +115,10 @@ def recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Continue a cached state by a token, in the native decoding step; more tokens, or gradients, as in chunks."""
     if key.shape[1] == 1 and initial_state is not None:
-        q, k = (x[:, 0] for x in _prepared(query, key, use_qk_l2norm_in_kernel))
-        decay, strength = g[:, 0].float(), beta[:, 0].float().unsqueeze(-1)
-        log_decay = decay if decay.ndim == 3 else decay.unsqueeze(-1).expand_as(k)
-        step = {"log_decay": log_decay, "removal_key": log_decay.exp() * k, "removal": strength * k}
-        belief = Belief(initial_state.float())
-        result = native_step(DECODING, belief, q, k, strength * value[:, 0].float(), step)
+        result = _step(query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel)
         if result is not None:
             output, belief = result
-            return output.unsqueeze(1).to(query.dtype), belief.mean if output_final_state else None
+            return output, belief.mean if output_final_state else None
     return chunk_delta_rule(
         query,
         key,
@@ -133,6 +130,32 @@ def recurrent_delta_rule(
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
         **options,
     )
+
+
+def _step(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor, normalise: bool
+) -> tuple[Tensor, Belief] | None:
+    """Decode a token; None if native code declines. Few operations, since each costs as much as the step itself."""
+    D = key.shape[-1]
+    q, k = query[:, 0].float(), key[:, 0].float()
+    square = 1.0  # of the length that keys have here for a length of one
+    if normalise:  # RMS norms are √D times as long, which strengths and the output make up for
+        q, k = F.rms_norm(torch.cat((q, k)), (D,), None, EPS / D).chunk(2)
+        square = float(D)
+    log_decay, strength = g[:, 0].float(), beta[:, 0].float().unsqueeze(-1)
+    if log_decay.ndim == 2:
+        log_decay = log_decay.unsqueeze(-1)
+    step = {
+        "log_decay": log_decay.expand_as(k),
+        "removal_key": log_decay.exp() * k,
+        "removal": k * (strength / square),
+        **NOISELESS,
+    }
+    result = native_step(DECODING, Belief(state.float()), q, k, value[:, 0].float() * (strength / square**0.5), step)
+    if result is None:
+        return None
+    output, belief = result
+    return output.mul_((D * square) ** -0.5).unsqueeze(1).to(query.dtype), belief
 
 
 _RECURRENT = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +34,16 @@ def boundaries(length: int, options: dict[str, Any]) -> list[int] | None:
         found, name = [0, *changes, numbers.shape[1]], "seq_idx"
     else:
         return None
-    if found[0] != 0 or found[-1] != length or any(b <= a for a, b in zip(found, found[1:], strict=False)):
-        raise ValueError(f"{name}: expected increasing boundaries from 0 to {length}, the number of tokens, got {found}")
+    if found[0] != 0 or found[-1] != length or any(b <= a for a, b in pairwise(found)):
+        raise ValueError(
+            f"{name}: expected increasing boundaries from 0 to {length}, the number of tokens, got {found}"
+        )
     return found if len(found) > 2 else None
 
 
 def pieces(bounds: list[int], tensors: tuple[Tensor, ...], axis: int = 1) -> Iterator[tuple[Tensor, ...]]:
     """The part of each packed sequence in all tensors."""
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         yield tuple(x.narrow(axis, start, end - start) for x in tensors)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import is_torchdynamo_exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,6 +48,7 @@ class Replacement(NamedTuple):
 
 
 def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if torch.jit.is_tracing() or (torch.compiler.is_compiling() and torch.compiler.is_exporting()):
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if tracing or is_torchdynamo_exporting():
         return False
     return all(x.is_cpu and x.numel() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))

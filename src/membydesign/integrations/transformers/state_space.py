@@ -43,15 +43,14 @@ def chunk_scan(
         dt = dt + dt_bias.to(dt.dtype)
     dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
     x, heads = hidden_states.float(), hidden_states.shape[2]
-    read, write = (
-        t.float().repeat_interleave(heads // t.shape[2], dim=2, output_size=heads) for t in (C, B)
-    )
+    read, write = (t.float().repeat_interleave(heads // t.shape[2], dim=2, output_size=heads) for t in (C, B))
     log_decay = (dt * A.float()).unsqueeze(-1)
     initial = None if initial_states is None else initial_states.float().mT
     output, state = each(bounds, _sequence, (read, write, x, dt.unsqueeze(-1), log_decay), initial)
     if D is not None:
         output = torch.addcmul(output, x, D.float().unsqueeze(-1))
-    return (output, state.mT) if return_final_states else output
+    # A cache takes over the layout of the first state that it is given, and `state_update` needs a contiguous one.
+    return (output, state.mT.contiguous()) if return_final_states else output
 
 
 def _sequence(
