@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.utils import is_torchdynamo_exporting
+from transformers.utils.import_utils import is_torchdynamo_exporting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
