@@ -52,6 +52,24 @@ class Gains(NamedTuple):
     variance: Tensor | None = None
 
 
+class Drift(NamedTuple):
+    """How the drift of one token changes covariances: `drift(P)` maps matrices P, [B,H,G,D,D], to A P Aᵀ + Q.
+
+    Attributes:
+        apply: maps x, [B,H,G,D,n], to A x.
+        noise: Q, [B,H,1,D,D]; None for a design without process noise.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    noise: Tensor | None = None
+
+    def __call__(self, P: Tensor) -> Tensor:
+        """A P Aᵀ + Q, symmetric to the last bit."""
+        P = self.apply(self.apply(P).mT)  # A (A P)ᵀ = A P Aᵀ
+        P = (P + P.mT) / 2
+        return P if self.noise is None else P + self.noise
+
+
 class SequenceDrift(NamedTuple):
     """How memory drifts over a sequence, and the noise of its writes: what `Covariance.gains` starts from.
 
@@ -60,14 +78,14 @@ class SequenceDrift(NamedTuple):
         noise: process noise of rows; None for a design without process noise.
         write_noise: r², [B,T,H,G].
         parameters: all step parameters by name, [B,T,H,...].
-        steps: predicts the covariance of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+        steps: the drift of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
     """
 
     rows: RowDrift
     noise: RowNoise | None
     write_noise: Tensor
     parameters: Mapping[str, Tensor]
-    steps: Callable[[int], Callable[[Tensor], Tensor]]
+    steps: Callable[[int], Drift]
 
 
 class Covariance(ABC):
@@ -98,12 +116,12 @@ class Covariance(ABC):
         """What is kept before anything is written."""
 
     @abstractmethod
-    def predict(self, kept: Any, drifted: Callable[[Tensor], Tensor], step: Step) -> Any:
+    def predict(self, kept: Any, drifted: Drift, step: Step) -> Any:
         r"""The predicted covariance $\bar P_t$, in any form.
 
         Args:
             kept: what was kept after the last token.
-            drifted: maps matrices P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+            drifted: maps matrices P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t; `drifted.apply` maps x, [B,H,G,D,n], to A_t x.
             step: the parameters of the token.
         """
 
@@ -216,6 +234,47 @@ def check_prior(name: str, prior: float) -> None:
         raise ValueError(f"{name}(prior): expected a finite variance of at least 0, got {prior!r}")
 
 
+def matrix_flaws(kept: Tensor, *, thorough: bool) -> list[Flaw]:
+    """Asymmetric or indefinite matrices, [B,H,G,...,n,n], beyond what rounding explains."""
+    D, eps = kept.shape[-1], torch.finfo(kept.dtype).eps
+    diagonal = kept.diagonal(dim1=-2, dim2=-1)
+    scale = diagonal.abs().amax(-1).clamp_min(torch.finfo(kept.dtype).tiny)[..., None, None]
+    rounding = 8 * max(D, 8) * eps
+    if not thorough:
+        expected, worst = "variances of at least 0", diagonal.amin(-1)
+        lost = worst < -rounding * scale[..., 0, 0]
+        return [Flaw("covariance", expected, lost, lambda _: f"{worst.min().item():.3g}", NotPositiveDefiniteError)]
+    asymmetry = ((kept - kept.mT).abs() / scale).max()
+    raised = kept / scale + rounding * torch.eye(D, dtype=kept.dtype, device=kept.device)
+
+    def negative(index: list[int]) -> str:
+        *sample, b, h, g = index
+        mapped = f", sample {', '.join(map(str, sample))} of torch.vmap" if sample else ""
+        return f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0{mapped}"
+
+    return [
+        Flaw(
+            "covariance",
+            "symmetric matrices",
+            asymmetry > rounding,
+            lambda _: f"a relative asymmetry of {asymmetry.item():.3g}",
+        ),
+        Flaw(
+            "covariance",
+            "positive semi-definite matrices",
+            torch.linalg.cholesky_ex(raised).info != 0,
+            negative,
+            NotPositiveDefiniteError,
+        ),
+    ]
+
+
+def check_whole_number(name: str, argument: str, value: int) -> None:
+    """Refuse what is not a whole number of at least 1."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}({argument}): expected a whole number of at least 1, got {value!r}")
+
+
 def times_groups(groups: int, formula: str) -> str:
     """A formula for one group, for all of them."""
     return formula if groups == 1 else f"{groups}·{formula}"
@@ -253,6 +312,11 @@ class Dense(Covariance):
         check_prior("Dense", self.prior)
 
     @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
+
+    @property
     def equations(self) -> tuple[Equation, ...]:
         """P̄ = A P Aᵀ + ℓ²N, P = P̄ − βuuᵀ."""
         return (
@@ -268,7 +332,7 @@ class Dense(Covariance):
         identity = torch.eye(sizes.D, dtype=dtype, device=device)
         return (self.prior * identity).expand(sizes.batch, sizes.heads, groups, sizes.D, sizes.D).clone()
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """A P Aᵀ + Q."""
         del step
         return drifted(kept)
@@ -289,37 +353,7 @@ class Dense(Covariance):
 
     def flaws(self, kept: Tensor, *, thorough: bool) -> list[Flaw]:
         """Asymmetric or indefinite matrices, beyond what rounding explains."""
-        D, eps = kept.shape[-1], torch.finfo(kept.dtype).eps
-        diagonal = kept.diagonal(dim1=-2, dim2=-1)
-        scale = diagonal.abs().amax(-1).clamp_min(torch.finfo(kept.dtype).tiny)[..., None, None]
-        rounding = 8 * max(D, 8) * eps
-        if not thorough:
-            expected, worst = "variances of at least 0", diagonal.amin(-1)
-            lost = worst < -rounding * scale[..., 0, 0]
-            return [Flaw("covariance", expected, lost, lambda _: f"{worst.min().item():.3g}", NotPositiveDefiniteError)]
-        asymmetry = ((kept - kept.mT).abs() / scale).max()
-        raised = kept / scale + rounding * torch.eye(D, dtype=kept.dtype, device=kept.device)
-
-        def negative(index: list[int]) -> str:
-            *sample, b, h, g = index
-            mapped = f", sample {', '.join(map(str, sample))} of torch.vmap" if sample else ""
-            return f"a negative eigenvalue at batch {b}, head {h}, group {g}, before position 0{mapped}"
-
-        return [
-            Flaw(
-                "covariance",
-                "symmetric matrices",
-                asymmetry > rounding,
-                lambda _: f"a relative asymmetry of {asymmetry.item():.3g}",
-            ),
-            Flaw(
-                "covariance",
-                "positive semi-definite matrices",
-                torch.linalg.cholesky_ex(raised).info != 0,
-                negative,
-                NotPositiveDefiniteError,
-            ),
-        ]
+        return matrix_flaws(kept, thorough=thorough)
 
     def with_prior(self, prior: float) -> Dense:
         """Dense(prior)."""
