@@ -60,21 +60,21 @@ def build(family: str, size: Size) -> Any:
     import transformers
 
     H, D, width = size.H, size.D, size.H * size.D
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": width,
         "num_hidden_layers": BLOCKS,
         "tie_word_embeddings": True,
         **{f"{name}_token_id": None for name in ("bos", "eos", "pad")},
     }
-    hybrid = {
+    hybrid: dict[str, Any] = {
         **common,
         "intermediate_size": 8 * width // 3 // 16 * 16,
         "num_attention_heads": H,
         "num_key_value_heads": H,
         "layer_types": [*["linear_attention"] * 3, "full_attention"] * (BLOCKS // 4),
     }
-    heads = {
+    heads: dict[str, Any] = {
         "linear_num_key_heads": H,
         "linear_num_value_heads": H,
         "linear_key_head_dim": D,
@@ -161,7 +161,16 @@ def _times(family: str, size: Size, rounds: int) -> list[Row]:
     whole = next(iter(steps.values()))
     shares = {whose: 100 * per_step[whose] / whole[whose] for whose in (OURS, THEIRS)}
     rows.append(
-        Row(SECTION, "share of the kernels in it", str(size), f"{what}, {OURS}", shares[OURS], "%", THEIRS, shares[THEIRS])
+        Row(
+            SECTION,
+            "share of the kernels in it",
+            str(size),
+            f"{what}, {OURS}",
+            shares[OURS],
+            "%",
+            THEIRS,
+            shares[THEIRS],
+        )
     )
     return rows
 

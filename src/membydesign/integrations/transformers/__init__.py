@@ -1,8 +1,19 @@
-"""Transformers' own models on this library's kernels: `accelerate` (docs/transformers.md).
+"""Transformers' own models on this library's kernels, and with Bayesian layers (docs/transformers.md).
 
-Everything here is imported from `membydesign.integrations.transformers`; it needs `transformers` (the extra `models`).
+`accelerate` puts the kernels under the recurrent layers of a model. Importing this package also registers the classes
+of models that `membydesign.retrofit.retrofit` made of Transformers models, so that `from_pretrained` reads them.
 """
 
-from membydesign.integrations.transformers.acceleration import Acceleration, accelerate
+from membydesign.install import install_hint
 
-__all__ = ["Acceleration", "accelerate"]
+try:
+    import transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"membydesign.integrations.transformers needs {error.name}: {install_hint('models')}", name=error.name
+    ) from error
+
+from membydesign.integrations.transformers.acceleration import Acceleration, accelerate
+from membydesign.integrations.transformers.hybrids import HYBRIDS, retrofit_transformers
+
+__all__ = ["HYBRIDS", "Acceleration", "accelerate", "retrofit_transformers"]
