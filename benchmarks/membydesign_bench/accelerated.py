@@ -226,6 +226,8 @@ def _kernel_works(calls: dict[str, Any]) -> dict[str, Callable[[], object]]:
     def run(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         result = function(*args, **kwargs)
         output = result[0] if isinstance(result, tuple) else result
+        if output.ndim == 3:  # of the convolution, which layers read with channels last
+            output = output.mT.contiguous()
         leaves = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.requires_grad]
         torch.autograd.grad(output, leaves, torch.ones_like(output), allow_unused=True)
 

@@ -50,7 +50,6 @@ def cache_of(out):
 @pytest.fixture
 def counted(monkeypatch):
     """Count the native sequences and steps, so that a fallback is noticed."""
-    from membydesign.filter.native.mean_pass import OPERATOR
     from membydesign.integrations.transformers import delta_rule, state_space
 
     counts = {"sequences": 0, "steps": 0}
@@ -63,9 +62,8 @@ def counted(monkeypatch):
 
         return wrapped
 
-    monkeypatch.setattr(
-        delta_rule.mean_pass, "OPERATOR", OPERATOR._replace(apply=counting("sequences", OPERATOR.apply))
-    )
+    for module in (delta_rule, state_space):
+        monkeypatch.setattr(module, "mean_pass", counting("sequences", module.mean_pass))
     monkeypatch.setattr(delta_rule, "native_step", counting("steps", delta_rule.native_step))
     name = "mamba2_selective_state_update"
     step = REPLACEMENTS[name]._replace(function=counting("steps", state_space.state_update))
@@ -234,6 +232,19 @@ def test_a_copy_is_accelerated_too_and_computes_with_its_own_weights():
             for p in twin.parameters():
                 p.mul_(1.5)
         assert not torch.equal(twin(ids).logits, model(ids).logits)
+
+
+def test_subnormal_numbers_are_as_before():
+    """They are zero only while native code runs, forward and backward, whatever a program has set."""
+    model, ids, small = tiny("qwen3_next"), tokens(1, 9), torch.tensor(1e-40)
+    try:
+        for flush in (False, True):
+            torch.set_flush_denormal(flush)
+            with accelerate(model):
+                logits_and_gradients(model, ids)
+            assert ((small * 1).item() == 0) == flush
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_other_devices_take_the_original_functions():

@@ -72,7 +72,7 @@ def by_hand(seen, x, layer, process_noise, write_noise):
                 w, c = layer.process_noise.weight[h].double(), layer.process_noise.bias[h].double()
                 Q = (F.softplus(x[b, t].double() @ w + c) + 1e-4) * torch.eye(D).double()
             gate = beta[b, t, h]
-            noise = (1 - gate) / gate if write_noise == "gate" else 1e-4 - gate.log()
+            noise = 1 / gate - k[b, t, h].square().sum() if write_noise == "gate" else 1e-4 - gate.log()
             M, P = A @ M, A @ P @ A.T + Q
             gain = P @ k[b, t, h] / (noise + k[b, t, h] @ P @ k[b, t, h])
             M = M + torch.outer(gain, v[b, t, h] - M.T @ k[b, t, h])

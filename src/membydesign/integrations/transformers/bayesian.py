@@ -3,15 +3,16 @@ r"""Recurrent layers of Transformers models with a dense covariance: what `retro
 A Bayesian layer is the teacher's own layer, with its projections, short convolution, decays, gates, norm and output,
 in which the filter of a Bayesian Layer stands where the delta rule was:
 
-    log α_t the teacher's,   r_t² = 1/β_t − 1 or −log β_t + ε,   P_0 = I,   ℓ_t² = softplus(W x_t + b) + ε or σ²(1 − α²)
+    log α_t the teacher's,   r_t² = 1/β_t − ‖k_t‖² or −log β_t + ε,   P_0 = I,   ℓ_t² = softplus(W x_t + b) + ε or σ²(1 − α²)
 
-So a write into a memory that knows nothing has the gain 1/(1 + r²) = β_t where the noise is "gate" and the drift
+So a write into a memory that knows nothing has the gain 1/(‖k‖² + r²) = β_t where the noise is "gate" and the drift
 stationary. A state is [B,H,D,M+D]: mean and covariance side by side in the one tensor that Transformers' cache keeps.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
@@ -98,8 +99,10 @@ class BayesianMemory(nn.Module):
 
         def filtered(*tensors: Tensor, g: Tensor, beta: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
             q, k, v = tensors
-            parameters = self._step_parameters(hidden_states, attention_mask, g.float(), beta.float())
-            return self._filter(q, k, v, parameters, options)
+            q, k, v = unit(q.float()) * q.shape[-1] ** -0.5, unit(k.float()), v.float()
+            parameters = self._step_parameters(hidden_states, attention_mask, k, g.float(), beta.float())
+            output, state = self._filter(q, k, v, parameters, options)
+            return output.to(tensors[0].dtype), state
 
         forward = forward_with(self.teacher, dict.fromkeys(self._rules, filtered) | self._convolutions)
         return forward(self, hidden_states, cache_params, attention_mask, **kwargs)
@@ -113,13 +116,15 @@ class BayesianMemory(nn.Module):
         originals = replaced_functions(self.teacher)
         return {name: r.instead_of(originals[name]) for name, r in convolution.REPLACEMENTS.items()}
 
-    def _step_parameters(self, x: Tensor, mask: Tensor | None, g: Tensor, beta: Tensor) -> dict[str, Tensor | float]:
+    def _step_parameters(
+        self, x: Tensor, mask: Tensor | None, k: Tensor, g: Tensor, beta: Tensor
+    ) -> dict[str, Tensor | float]:
         """The step parameters of the design. Padding neither fades nor adds noise, so that P stays its prior."""
         if mask is not None:
             g = g * mask.view(*mask.shape, *[1] * (g.ndim - 2))
         gate = beta.clamp(FLOOR**2, 1)  # OLMo-Hybrid has gates up to 2, which no filter's gain can be
         if self.options["write_noise"] == "gate":
-            noise = ((1 - gate) / gate).log().clamp(-LAST_GATE, LAST_GATE).exp()
+            noise = ((1 - gate) / gate + (1 - k.square().sum(-1))).clamp(math.exp(-LAST_GATE), math.exp(LAST_GATE))
         else:
             noise = FLOOR - gate.log()
         parameters: dict[str, Tensor | float] = {"write_noise": noise, "log_decay": g}
@@ -139,9 +144,7 @@ class BayesianMemory(nn.Module):
     def _filter(
         self, q: Tensor, k: Tensor, v: Tensor, parameters: dict[str, Any], options: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None]:
-        dtype, scale, columns = q.dtype, q.shape[-1] ** -0.5, v.shape[-1]
-        q, k, v = unit(q.float()) * scale, unit(k.float()), v.float()
-        state = options.get("initial_state")
+        columns, state = v.shape[-1], options.get("initial_state")
         belief = None
         if state is not None:
             state = state.float()
@@ -156,8 +159,8 @@ class BayesianMemory(nn.Module):
             result = filter_sequence(self.design, q, k, v, initial=belief, cu_seqlens=packed, **parameters)
             output, belief = result.output, result.belief
         if not options.get("output_final_state"):
-            return output.to(dtype), None
-        return output.to(dtype), torch.cat((belief.mean, belief.covariance[:, :, 0]), -1)
+            return output, None
+        return output, torch.cat((belief.mean, belief.covariance[:, :, 0]), -1)
 
 
 @functools.cache

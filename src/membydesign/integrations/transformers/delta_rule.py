@@ -17,8 +17,8 @@ from torch import Tensor
 
 from membydesign.belief import Belief
 from membydesign.design import DecayAndRemoval, DesignModel, LatentInput, MeanOnly
-from membydesign.filter.native import mean_pass
 from membydesign.filter.native.step import native_step
+from membydesign.integrations.transformers.native import mean_pass, without_subnormals
 from membydesign.integrations.transformers.packing import boundaries, each
 from membydesign.integrations.transformers.replaceable import Replacement
 
@@ -66,19 +66,8 @@ def _sequence(
 ) -> tuple[Tensor, Tensor]:
     B, _, H, D = key.shape
     mean = key.new_zeros(B, H, D, value.shape[-1]) if initial is None else initial.float()
-    out = mean_pass.OPERATOR.apply(
-        q=query,
-        k=key,
-        v=value,
-        direction=key,
-        strength=beta.unsqueeze(-1),
-        log_decay=log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(-1),
-        angle=None,
-        mean=mean,
-        size=mean_pass.chunk_size(D),
-        with_error=False,
-    )
-    return out["output"], out["mean"]
+    rates = log_decay if log_decay.ndim == 4 else log_decay.unsqueeze(-1)
+    return mean_pass(query, key, value, key, beta.unsqueeze(-1), rates, mean)
 
 
 def chunk_delta_rule(
@@ -151,7 +140,9 @@ def _step(
         "removal": k * (strength / square),
         **NOISELESS,
     }
-    result = native_step(DECODING, Belief(state.float()), q, k, value[:, 0].float() * (strength / square**0.5), step)
+    written = value[:, 0].float() * (strength / square**0.5)
+    with without_subnormals():
+        result = native_step(DECODING, Belief(state.float()), q, k, written, step)
     if result is None:
         return None
     output, belief = result

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from membydesign.filter.native import mean_pass
+from membydesign.integrations.transformers.native import mean_pass
 from membydesign.integrations.transformers.packing import boundaries, each
 from membydesign.integrations.transformers.replaceable import Replacement
 
@@ -58,19 +58,7 @@ def _sequence(
 ) -> tuple[Tensor, Tensor]:
     batch, _, heads, size = read.shape
     mean = x.new_zeros(batch, heads, size, x.shape[-1]) if initial is None else initial
-    out = mean_pass.OPERATOR.apply(
-        q=read,
-        k=None,
-        v=x,
-        direction=write,
-        strength=dt,
-        log_decay=log_decay,
-        angle=None,
-        mean=mean,
-        size=mean_pass.chunk_size(size),
-        with_error=False,
-    )
-    return out["output"], out["mean"]
+    return mean_pass(read, None, x, write, dt, log_decay, mean)
 
 
 def state_update(
