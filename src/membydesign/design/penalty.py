@@ -79,7 +79,7 @@ class PenalisedLeastSquares(Design):
     )
     note = (
         "a learned penalty direction and a gain of length one in place of those of recursive least squares; "
-        "PenalisedLeastSquares(unit_gain=False) with the key as penalty is recursive least squares, an exact filter"
+        "unit_gain=False with the key as penalty is recursive least squares, an exact filter"
     )
     exactness = "gain of length one"
     step_parameters = (StepParameter("penalty", "u_t", axes=("D",)),)

@@ -98,7 +98,7 @@ class Stationary(Transition):
     @property
     def label(self) -> str:
         """The drift's, and what became of its noise."""
-        return f"Stationary({self.drift.label})"
+        return f"stationary {self.drift.label}"
 
     def apply(self, x: Tensor, step: Mapping[str, Tensor]) -> Tensor:
         """A_t x, as the drift has it."""
