@@ -15,6 +15,8 @@ from integrations.tiny_models import FIVE, OTHERS, tiny, tokens
 from membydesign.integrations.transformers import accelerate
 from membydesign.integrations.transformers.acceleration import LAYERS, REPLACEMENTS
 
+SLOW_OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in OTHERS]
+
 TOLERANCE = 1e-4
 """Of logits and gradients in float32, relative to their largest entry."""
 
@@ -82,7 +84,7 @@ def test_logits_and_gradients(family, training, counted):
     same(ours, theirs)
 
 
-@pytest.mark.parametrize("family", [*FIVE, *OTHERS])
+@pytest.mark.parametrize("family", [*FIVE, *SLOW_OTHERS])
 def test_left_padding(family):
     model, ids = tiny(family), tokens(2, 21)
     mask = torch.ones_like(ids)
@@ -99,7 +101,7 @@ def test_left_padding(family):
         same(run(), theirs)
 
 
-@pytest.mark.parametrize("family", [*FIVE, *OTHERS])
+@pytest.mark.parametrize("family", [*FIVE, *SLOW_OTHERS])
 @torch.no_grad()
 def test_prefill_in_pieces_and_decoding(family, counted):
     model, ids = tiny(family), tokens(2, 30)

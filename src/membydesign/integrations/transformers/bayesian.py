@@ -3,10 +3,10 @@ r"""Recurrent layers of Transformers models with a dense covariance: what `retro
 A Bayesian layer is the teacher's own layer, with its projections, short convolution, decays, gates, norm and output,
 in which the filter of a Bayesian Layer stands where the delta rule was:
 
-    log α_t the teacher's,   r_t² = 1/β_t − ‖k_t‖² or −log β_t + ε,   P_0 = I,   ℓ_t² = softplus(W x_t + b) + ε or σ²(1 − α²)
+    log α_t the teacher's,  r_t² = 1/β_t − ‖k_t‖² or −log β_t + ε,   P_0 = I,   ℓ_t² = softplus(W x_t + b) + ε or 1−α_t²
 
-So a write into a memory that knows nothing has the gain 1/(‖k‖² + r²) = β_t where the noise is "gate" and the drift
-stationary. A state is [B,H,D,M+D]: mean and covariance side by side in the one tensor that Transformers' cache keeps.
+So a first write has the gain 1/(‖k‖² + r²) = β_t where the noise is "gate" and the drift stationary. A state is
+[B,H,D,M+D]: mean and covariance side by side in the one tensor that Transformers' cache keeps.
 """
 
 from __future__ import annotations

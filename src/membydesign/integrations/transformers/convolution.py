@@ -15,6 +15,9 @@ from torch import Tensor
 from membydesign.integrations.transformers.packing import boundaries, pieces
 from membydesign.integrations.transformers.replaceable import Replacement
 
+BLOCK = 1 << 16
+"""Entries of x that are convolved at once, so that they stay in cache between the taps."""
+
 
 class _Convolution(torch.autograd.Function):
     """x [B,T,n], weight [n,W], bias [n] or None → y [B,T,n]; backward keeps x alone and sums again."""
@@ -23,33 +26,57 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
         ctx.save_for_backward(x, weight, bias)
         ctx.silu = silu
-        y = _sums(x, weight, bias)
-        return F.silu(y, inplace=True) if silu else y
+        y, taps = torch.empty_like(x, memory_format=torch.contiguous_format), weight.mT.contiguous()
+        for start, end in _blocks(x):
+            part = _sums(y[:, start:end], x, taps, bias, start)
+            if silu:
+                F.silu(part, inplace=True)
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (d,) = grads
+        (dy,) = grads
         x, weight, bias = ctx.saved_tensors
-        if ctx.silu:
-            d = torch.ops.aten.silu_backward(d, _sums(x, weight, bias))
-        T, width = x.shape[1], weight.shape[1]
-        dx = d * weight[:, -1]
-        dw = torch.zeros_like(weight)
-        for lag in range(min(width, T)):
-            tap = width - 1 - lag
-            later, earlier = d[:, lag:], x[:, : T - lag]
-            if lag:
-                dx[:, : T - lag].addcmul_(later, weight[:, tap])
-            dw[:, tap] = (later * earlier).sum((0, 1))
-        return dx, dw, None if bias is None else d.sum((0, 1)), None
+        T, taps = x.shape[1], weight.mT.contiguous()
+        d = torch.empty_like(x, memory_format=torch.contiguous_format) if ctx.silu else dy
+        dtaps = torch.zeros_like(taps)
+        for start, end in _blocks(x):
+            if ctx.silu:
+                sums = _sums(torch.empty_like(d[:, start:end]), x, taps, bias, start)
+                d[:, start:end] = torch.ops.aten.silu_backward(dy[:, start:end], sums)
+            for lag, tap in _lags(len(taps), end):
+                first = max(start, lag)
+                dtaps[tap] += (d[:, first:end] * x[:, first - lag : end - lag]).sum((0, 1))
+        dx = torch.empty_like(d)
+        for start, end in _blocks(x):
+            part = torch.mul(d[:, start:end], taps[-1], out=dx[:, start:end])
+            for lag, tap in _lags(len(taps), T - start):
+                if lag:
+                    last = min(end + lag, T)
+                    part[:, : last - lag - start].addcmul_(d[:, start + lag : last], taps[tap])
+        return dx, dtaps.mT, None if bias is None else d.sum((0, 1)), None
 
 
-def _sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    T, width = x.shape[1], weight.shape[1]
-    y = x * weight[:, -1] if bias is None else torch.addcmul(bias, x, weight[:, -1])
-    for lag in range(1, min(width, T)):
-        y[:, lag:].addcmul_(x[:, : T - lag], weight[:, width - 1 - lag])
-    return y
+def _blocks(x: Tensor) -> list[tuple[int, int]]:
+    """Where blocks of tokens begin and end."""
+    T, size = x.shape[1], max(16, BLOCK // (x.shape[0] * x.shape[2]))
+    return [(start, min(start + size, T)) for start in range(0, T, size)]
+
+
+def _lags(width: int, tokens: int) -> list[tuple[int, int]]:
+    """The distances to earlier tokens that a convolution reads among so many, each with its tap."""
+    return [(lag, width - 1 - lag) for lag in range(min(width, tokens))]
+
+
+def _sums(y: Tensor, x: Tensor, taps: Tensor, bias: Tensor | None, start: int) -> Tensor:
+    """Write the sums of the tokens from `start` into y, a block of them; taps are [W,n]."""
+    end = start + y.shape[1]
+    torch.mul(x[:, start:end], taps[-1], out=y)
+    for lag, tap in _lags(len(taps), end):
+        if lag:
+            first = max(start, lag)
+            y[:, first - start :].addcmul_(x[:, first - lag : end - lag], taps[tap])
+    return y if bias is None else y.add_(bias)
 
 
 def convolve(
