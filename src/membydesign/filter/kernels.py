@@ -15,6 +15,7 @@ from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
+from membydesign.filter.native import block as native_block
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
@@ -38,6 +39,7 @@ KERNELS: tuple[Kernel, ...] = (
     triton,
     native_dense,
     native_diagonal,
+    native_block,
     native_mean_pass,
     native_additive,
     dense,
