@@ -78,6 +78,89 @@ static void turn_block(REAL *Z, int64_t n, const REAL *restrict cos, const REAL 
   }
 }
 
+/* A block is walked in strips of columns whose sums over rows stay in registers: two vectors, one, or what is left. */
+#define STRIPS(n, call)                                                        \
+  int64_t j = 0;                                                               \
+  for (; j + 2 * LANES <= (n); j += 2 * LANES) call(2);                        \
+  for (; j + LANES <= (n); j += LANES) call(1);                                \
+  if (j < (n)) call(0);
+#define LOAD(to, from) _Pragma("GCC unroll 2") EACH(h, V) to[h] = *(const vec *)((from) + h * LANES);
+#define KEEP(to, from) _Pragma("GCC unroll 2") EACH(h, V) *(vec *)((to) + h * LANES) = from[h];
+
+/* Columns j, … of to = a (from - ww') a, and u += to k. */
+INLINE void fade_columns(int V, int64_t n, int64_t j, const REAL *from, REAL *to, const REAL *restrict w,
+                         const REAL *restrict a, const REAL *restrict k, REAL *restrict u) {
+  if (!V) {
+    EACH(i, n) for (int64_t l = j; l < n; l++) {
+      const REAL z = (from[i * n + l] - w[i] * w[l]) * (a[i] * a[l]);
+      to[i * n + l] = z;
+      u[l] += k[i] * z;
+    }
+    return;
+  }
+  vec W[2], A[2], U[2];
+  LOAD(W, w + j) LOAD(A, a + j) LOAD(U, u + j)
+  EACH(i, n) {
+    const REAL wi = w[i], ai = a[i], ki = k[i];
+    _Pragma("GCC unroll 2") EACH(h, V) {
+      const vec z = (*(const vec *)(from + i * n + j + h * LANES) - wi * W[h]) * (ai * A[h]);
+      *(vec *)(to + i * n + j + h * LANES) = z;
+      U[h] += ki * z;
+    }
+  }
+  KEEP(u + j, U)
+}
+
+/* Columns j, … of y += Z x. */
+INLINE void times_columns(int V, int64_t n, int64_t j, const REAL *restrict Z, const REAL *restrict x, REAL *restrict y) {
+  if (!V) {
+    EACH(i, n) for (int64_t l = j; l < n; l++) y[l] += x[i] * Z[i * n + l];
+    return;
+  }
+  vec Y[2];
+  LOAD(Y, y + j)
+  EACH(i, n) {
+    const REAL xi = x[i];
+    _Pragma("GCC unroll 2") EACH(h, V) Y[h] += xi * *(const vec *)(Z + i * n + j + h * LANES);
+  }
+  KEEP(y + j, Y)
+}
+
+/* Columns j, … of d += (du k' + k du')/2; net += column sums of d * Z, dk += Z du; then d = a d a. */
+INLINE void back_columns(int V, int64_t n, int64_t j, REAL *restrict d, const REAL *restrict Z, const REAL *restrict k,
+                         const REAL *restrict du, const REAL *restrict a, REAL *restrict net, REAL *restrict dk) {
+  if (!V) {
+    EACH(i, n) for (int64_t l = j; l < n; l++) {
+      const REAL z = Z[i * n + l], dz = d[i * n + l] + (du[i] * k[l] + k[i] * du[l]) / 2;
+      net[l] += dz * z;
+      dk[l] += du[i] * z;
+      d[i * n + l] = dz * (a[i] * a[l]);
+    }
+    return;
+  }
+  vec K[2], U[2], A[2], N[2], DK[2];
+  LOAD(K, k + j) LOAD(U, du + j) LOAD(A, a + j) LOAD(N, net + j) LOAD(DK, dk + j)
+  EACH(i, n) {
+    const REAL ki = k[i] / 2, ui = du[i] / 2, whole = du[i], ai = a[i];
+    _Pragma("GCC unroll 2") EACH(h, V) {
+      REAL *at = d + i * n + j + h * LANES;
+      const vec z = *(const vec *)(Z + i * n + j + h * LANES), dz = *(const vec *)at + (ui * K[h] + ki * U[h]);
+      N[h] += dz * z;
+      DK[h] += whole * z;
+      *(vec *)at = dz * (ai * A[h]);
+    }
+  }
+  KEEP(net + j, N)
+  KEEP(dk + j, DK)
+}
+
+/* y += Z x for a symmetric block. */
+static void block_times(int64_t n, const REAL *Z, const REAL *x, REAL *y) {
+#define CALL(V) times_columns(V, n, j, Z, x, y)
+  STRIPS(n, CALL)
+#undef CALL
+}
+
 /* to = A (from - ww') A' + noise; u = to k. `to` may be `from`. */
 static void predict(const Inputs *x, int64_t at, const REAL *from, REAL *to, const REAL *restrict w,
                     const REAL *restrict a, const REAL *restrict noise, REAL *restrict u) {
@@ -85,24 +168,18 @@ static void predict(const Inputs *x, int64_t at, const REAL *from, REAL *to, con
   const REAL *restrict k = x->k + at * D;
   memset(u, 0, D * sizeof(REAL));
   for (int64_t start = 0; start < D; start += n) {
-    const REAL *restrict as = a + start, *restrict ws = w + start, *restrict ks = k + start;
-    REAL *restrict us = u + start, *block = to + start * n;
-    EACH(i, n) {
-      const REAL *before = from + (start + i) * n, wi = ws[i], ai = as[i], ki = x->rotates ? 0 : ks[i];
-      REAL *after = block + i * n;
-      SIMD EACH(j, n) {
-        const REAL z = (before[j] - wi * ws[j]) * (ai * as[j]);
-        after[j] = z;
-        us[j] += ki * z;
-      }
-    }
+    REAL *block = to + start * n;
+#define CALL(V) fade_columns(V, n, j, from + start * n, block, w + start, a + start, k + start, u + start)
+    STRIPS(n, CALL)
+#undef CALL
     if (x->rotates) {
       turn_block(block, n, x->cos + (at * D + start) / 2, x->sin + (at * D + start) / 2, 1);
-      EACH(i, n) add(us, ks[i], block + i * n, n);
+      memset(u + start, 0, n * sizeof(REAL));
+      block_times(n, block, k + start, u + start);
     }
     EACH(i, n) {
       block[i * n + i] += noise[start + i];
-      us[i] += ks[i] * noise[start + i];
+      u[start + i] += k[start + i] * noise[start + i];
     }
   }
 }
@@ -111,7 +188,7 @@ static void predict(const Inputs *x, int64_t at, const REAL *from, REAL *to, con
 static void times(const Inputs *in, const REAL *Z, const REAL *restrict x, REAL *restrict y) {
   int64_t D = in->D, n = in->n;
   memset(y, 0, D * sizeof(REAL));
-  for (int64_t start = 0; start < D; start += n) EACH(i, n) add(y + start, x[start + i], Z + (start + i) * n, n);
+  for (int64_t i = 0; i < D; i += n) block_times(n, Z + i * n, x + i, y + i);
 }
 
 /* y = P x, P being the blocks of Z - ww'. */
@@ -181,7 +258,7 @@ INLINE void decay_back(const Inputs *x, REAL *restrict log_a, const REAL *restri
 static void token_back(const Inputs *x, const Gradients *o, int64_t at, int64_t g, const REAL *Z, const REAL *a,
                        const REAL *noise, REAL *dP, REAL *room) {
   int64_t D = x->D, n = x->n, half = n / 2, out = at * x->G + g;
-  REAL *restrict y = room, *restrict du = y + D, *restrict net = du + D;
+  REAL *restrict y = room, *restrict du = y + D, *restrict net = du + D, *ones = net + D;
   const REAL *restrict k = x->k + at * D, *restrict u = o->saved_u + out * D, *restrict from_u = o->u + out * D;
   const REAL b = o->saved_b[out], dv = o->variance ? o->variance[out] : 0;
   REAL *restrict dk = o->k + at * D;
@@ -204,43 +281,27 @@ static void token_back(const Inputs *x, const Gradients *o, int64_t at, int64_t 
     dk[i] += ds * u[i];
   }
   memset(net, 0, D * sizeof(REAL));
+  EACH(i, n) ones[i] = 1;
   REAL dl2 = 0;
   for (int64_t start = 0; start < D; start += n) {
-    const REAL *restrict ks = k + start, *restrict dus = du + start, *restrict as = a + start;
-    REAL *restrict dks = dk + start, *restrict nets = net + start, *block = dP + start * n;
+    const REAL *as = x->rotates ? ones : a + start, *z = Z + start * n;
+    REAL *d = dP + start * n;
     EACH(i, n) {
-      const REAL *restrict z = Z + (start + i) * n, ki = ks[i] / 2, di = dus[i] / 2, whole = dus[i];
-      const REAL ai = x->rotates ? 1 : as[i];
-      REAL *restrict d = block + i * n;
-      const REAL own = d[i] + 2 * di * ks[i];
+      const REAL own = d[i * n + i] + du[start + i] * k[start + i];
       dl2 += x->rows[start + i] * own;
-      nets[i] -= own * noise[start + i];
-      if (x->rotates) {
-        SIMD EACH(j, n) {
-          d[j] += di * ks[j] + ki * dus[j];
-          nets[j] += d[j] * z[j];
-          dks[j] += whole * z[j];
-        }
-      } else {
-        SIMD EACH(j, n) {
-          const REAL dz = d[j] + (di * ks[j] + ki * dus[j]);
-          nets[j] += dz * z[j];
-          dks[j] += whole * z[j];
-          d[j] = dz * (ai * as[j]);
-        }
-      }
+      net[start + i] -= own * noise[start + i];
     }
+#define CALL(V) back_columns(V, n, j, d, z, k + start, du + start, as, net + start, dk + start)
+    STRIPS(n, CALL)
+#undef CALL
     if (!x->rotates) continue;
     EACH(i, half) {
-      const REAL *z = Z + (start + i) * n, *d = block + i * n, *lower = d + half * n;
-      REAL *angle = o->angle + (at * D + start) / 2 + i;
-      *angle += 2 * (dot(lower, z, n) - dot(d, z + half * n, n) - lower[i] * (noise[start + i] - noise[start + i + half]));
+      const REAL *lower = d + (i + half) * n, other = noise[start + i] - noise[start + i + half];
+      o->angle[(at * D + start) / 2 + i] +=
+          2 * (dot(lower, z + i * n, n) - dot(d + i * n, z + (i + half) * n, n) - lower[i] * other);
     }
-    turn_block(block, n, x->cos + (at * D + start) / 2, x->sin + (at * D + start) / 2, -1);
-    EACH(i, n) {
-      REAL *restrict d = block + i * n;
-      SIMD EACH(j, n) d[j] *= as[i] * as[j];
-    }
+    turn_block(d, n, x->cos + (at * D + start) / 2, x->sin + (at * D + start) / 2, -1);
+    EACH(i, n) SIMD EACH(j, n) d[i * n + j] *= a[start + i] * a[start + j];
   }
   o->l2[at] += dl2;
   SIMD EACH(i, D) net[i] *= 2;
@@ -250,7 +311,7 @@ static void token_back(const Inputs *x, const Gradients *o, int64_t at, int64_t 
 static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, C = x->C, K = (T + C - 1) / C, each = D * x->n;
   REAL *a = take(&work, C * D), *noise = take(&work, C * D), *restrict w = take(&work, D), *u = take(&work, D);
-  REAL *room = take(&work, 3 * D), *Z = take(&work, C * each);
+  REAL *room = take(&work, 4 * D), *Z = take(&work, C * each);
   EACH(g, G) for (int64_t chunk = K - 1; chunk >= 0; chunk--) {
     int64_t start = chunk * C, c = least(C, T - start);
     const REAL *from = o->saved + ((head * G + g) * K + chunk) * each;
@@ -275,5 +336,5 @@ ENTRY(forward, Inputs, x, Outputs, y) {
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
-  OVER_HEADS(x->D * (x->C * (x->n + 2) + 5) + 6 * 16, backward_head(x, o, head, work))
+  OVER_HEADS(x->D * (x->C * (x->n + 2) + 6) + 6 * 16, backward_head(x, o, head, work))
 }
