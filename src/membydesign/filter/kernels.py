@@ -19,6 +19,7 @@ from membydesign.filter.native import block as native_block
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
+from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
@@ -40,6 +41,7 @@ KERNELS: tuple[Kernel, ...] = (
     native_dense,
     native_diagonal,
     native_block,
+    native_low_rank,
     native_mean_pass,
     native_additive,
     dense,
