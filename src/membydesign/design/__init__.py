@@ -6,15 +6,26 @@ from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
 from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
+from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.explained_alone import EntryBelief, EntryDesign, KalmanLinearAttention, Palimpsa
+from membydesign.design.feedback import KeyFeedback
+from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
+from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
 from membydesign.design.low_rank import LowRank
+from membydesign.design.mlstm import MLSTM, Normalised
 from membydesign.design.model import DesignModel
+from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
+from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.stationary import Stationary
+from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
@@ -32,16 +43,20 @@ from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
+    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Block",
     "Catalogue",
     "CategoricalMemory",
+    "ChosenGain",
     "CountMemory",
     "Counts",
     "Covariance",
+    "Curved",
     "DampedRotation",
     "DecayAndRemoval",
+    "DeltaProduct",
     "Dense",
     "Description",
     "Design",
@@ -49,22 +64,40 @@ __all__ = [
     "Diagonal",
     "DiagonalDecay",
     "Drift",
+    "EntryBelief",
+    "EntryDesign",
     "Equation",
     "Flaw",
     "Gains",
     "Gate",
+    "GatedDeltaRule2",
     "HiddenMarkov",
     "Identity",
+    "InformationDiagonal",
+    "Isotropic",
+    "IsotropicBelief",
+    "KalmaNetMemory",
+    "KalmanLinearAttention",
+    "KeyFeedback",
     "LatentInput",
     "Learned",
+    "LinearRecurrence",
     "LowRank",
     "MeanOnly",
+    "MesaMemory",
+    "Normalised",
     "Observation",
     "ObserveMemory",
+    "Palimpsa",
+    "PenalisedLeastSquares",
+    "PenalisedMemory",
     "PerColumnReset",
+    "PreconditionedDelta",
     "Reading",
+    "Recurrence",
     "Removal",
     "Reset",
+    "RidgeDesign",
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
@@ -72,6 +105,8 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
+    "Statistics",
     "Step",
     "StepParameter",
     "StudentTWrite",
@@ -81,6 +116,7 @@ __all__ = [
     "Votes",
     "Write",
     "WriteEvent",
+    "Writes",
     "Written",
     "catalogue",
     "real_rows",

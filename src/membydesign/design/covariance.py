@@ -312,6 +312,11 @@ class Dense(Covariance):
         check_prior("Dense", self.prior)
 
     @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
+
+    @property
     def equations(self) -> tuple[Equation, ...]:
         """P̄ = A P Aᵀ + ℓ²N, P = P̄ − βuuᵀ."""
         return (

@@ -21,10 +21,11 @@ from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
 from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
+from membydesign.filter.native import recurrence as native_recurrence
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
 from membydesign.filter.scaled import Scaled
-from membydesign.filter.torch import additive, dense, hidden_markov, two_pass
+from membydesign.filter.torch import additive, dense, hidden_markov, recurrence, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
 
@@ -44,9 +45,11 @@ KERNELS: tuple[Kernel, ...] = (
     native_low_rank,
     native_mean_pass,
     native_additive,
+    native_recurrence,
     dense,
     two_pass,
     additive,
+    recurrence,
     hidden_markov,
     loop,
 )

@@ -115,7 +115,8 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
         head_dim: D.
         options: further arguments of the layer's class. For the Bayesian Layer and all on its scaffold also those of
             its design: `transition` ("identity", "scalar", "diagonal", "rotation", "rotation_real"), `groups` and
-            `prior`. A source may be written for JSON as {"learned": 0.05} or {"gate": 0.5}.
+            `prior`; `process_noise="stationary"` gives it noise that returns memory to that prior. A source may be
+            written for JSON as {"learned": 0.05}, {"learned": 1e-5, "floor": 0} or {"gate": 0.5}.
 
     Example:
         >>> make_layer("kda_style", 64, num_heads=2, head_dim=16, short_convolution=4).state_size()
@@ -166,7 +167,7 @@ def _designed(design: Design, transition: str | None, groups: int | None, prior:
         if transition not in _TRANSITIONS:
             near = did_you_mean(transition, _TRANSITIONS)
             raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{near}")
-        design = design.replace(transition=_TRANSITIONS[transition])
+        design = design.replace(transition=design.transition.with_drift(_TRANSITIONS[transition]))
     if groups is not None:
         write = design.write.with_groups(groups)
         if write is None:
@@ -184,8 +185,8 @@ def _source(name: str, value: Any) -> Any:
     """Return a source of variances, also from its form in JSON."""
     if not isinstance(value, dict):
         return value
-    if list(value) == ["learned"]:
-        return Learned(value["learned"])
+    if list(value) in (["learned"], ["learned", "floor"]):
+        return Learned(value["learned"], **{key: value[key] for key in value if key == "floor"})
     if list(value) == ["gate"]:
         return Gate(value["gate"])
     raise ValueError(f'{name}: expected a number, {{"learned": …}} or {{"gate": …}}, got {value!r}')

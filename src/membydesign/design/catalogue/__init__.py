@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, overload
 
-from membydesign.design.catalogue import bayesian_layer, beliefs, relatives, table_one, uncertainty
+from membydesign.design.catalogue import bayesian_layer, beliefs, recurrences, relatives, table_one, uncertainty
 from membydesign.design.protocol import Design
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ _ROWS: dict[str, Design] = {
     **uncertainty.ROWS,
     **table_one.ROWS,
     **relatives.ROWS,
+    **recurrences.ROWS,
     **beliefs.ROWS,
 }
 
@@ -24,6 +25,7 @@ LinearGaussian = Literal[
     "bayesian_layer",
     "bayesian_layer_diagonal",
     "covariance_reset",
+    "stationary_bayesian_layer",
     "robust_writes",
     "block_diagonal",
     "low_rank",
@@ -35,6 +37,8 @@ LinearGaussian = Literal[
     "retnet",
     "gla",
     "mamba2",
+    "comba",
+    "rwkv7",
 ]
 """The rows that are a `DesignModel`, for type checkers."""
 

@@ -9,6 +9,7 @@ from membydesign.design.catalogue.bayesian_layer import BAYESIAN_LAYER
 from membydesign.design.covariance import Dense
 from membydesign.design.low_rank import LowRank
 from membydesign.design.model import DesignModel
+from membydesign.design.stationary import Stationary
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import DiagonalDecay
 from membydesign.design.unknown_scale import UnknownScale
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from membydesign.design.protocol import Design
 
 ROWS: dict[str, Design] = {
+    "stationary_bayesian_layer": DesignModel(
+        Stationary(DiagonalDecay()),
+        ObserveMemory(),
+        Dense(),
+        title="Bayesian Layer, stationary drift",
+        citation="Uhlenbeck & Ornstein, On the Theory of the Brownian Motion, Physical Review 1930 (the drift's law)",
+        note="for contexts longer than those of training: memory relaxes to its prior, so that P_t never exceeds σ²I "
+        "and gains do not depend on the position; Stationary(transition) does the same for any transition",
+    ),
     "unknown_scale": UnknownScale(
         BAYESIAN_LAYER,
         citation="West & Harrison, Bayesian Forecasting and Dynamic Models, 1997 (unknown observational variance)",

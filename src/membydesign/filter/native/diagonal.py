@@ -41,6 +41,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "D": D,
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
+        "stationary": x.stationary,
     }
 
 
@@ -63,6 +64,7 @@ OPERATOR = operator.differentiable(
             Input("rows", "rows", constant=True),
             Input("start", "start"),
         ),
+        options={"stationary": bool},
         outputs=(
             Output("warped_key", "u", _each_row),
             Output("precision", "b", "write_noise", saved="saved_b"),
@@ -88,6 +90,7 @@ def gains(start: Tensor, k: Tensor, drift: SequenceDrift) -> DiagonalGains:
         angle=angle,
         rows=rows,
         start=start,
+        stationary=drift.noise.stationary,
     )
     warped_key, variances = results["warped_key"], results["variances"]
     if angle is not None:
@@ -101,7 +104,7 @@ def why_not(design: Design, request: Request) -> str | None:
         return f"for {design.title}, since this kernel propagates a diagonal covariance"
     reason = mean_pass.why_not(design, request) or native.why_not(SOURCE, request.x.q)
     if reason is None and design.transition.row_noise(request.x.parameters, request.x.k) is None:
-        return f"for {type(design.transition).__name__}, since its process noise is not one variance of rows"
+        return f"for {type(design.transition).__name__}, since its process noise is not independent in each row"
     return reason
 
 

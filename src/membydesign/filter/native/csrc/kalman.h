@@ -6,6 +6,7 @@
   X(INT, M)             /* value columns of one group */                               \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */   \
   X(INT, rotates)       /* whether drift turns pairs of rows */                        \
+  X(INT, stationary)    /* whether l2 (I - A A') enters instead of l2 N */             \
   X(INT, C)             /* tokens between two saved beliefs */                         \
   X(DOUBLE, sure)       /* see `condition` in kalman_chunk.c */                        \
   X(READ, q) X(READ, k) /* [B,T,H,D] */                                                \

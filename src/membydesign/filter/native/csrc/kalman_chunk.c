@@ -82,7 +82,8 @@ static void share(const Inputs *x, Shared *s, int64_t first, int64_t c) {
   EACH(t, c) {
     REAL *n = s->n + t * R, *across = s->across + t * half, l2 = x->l2[first + t * H];
     const REAL *a = F->a + t * R;
-    EACH(i, R) n[i] = l2 * (R == 1 ? 1 : x->rows[i]) + (t ? a[i] * a[i] * n[i - R] : 0);
+    if (x->stationary) EACH(i, R) n[i] = l2 * replaced(a[i]) + (t ? a[i] * a[i] * n[i - R] : 0);
+    else EACH(i, R) n[i] = l2 * (R == 1 ? 1 : x->rows[i]) + (t ? a[i] * a[i] * n[i - R] : 0);
     if (s->mixed) EACH(i, half) { /* R(-Theta) diag(rows) R(-Theta)', entry by entry */
       REAL r = F->cos[t * half + i], v = F->sin[t * half + i], real = x->rows[i], imaginary = x->rows[i + half];
       REAL aa = a[i] * a[i];

@@ -23,4 +23,8 @@ static inline int indefinite(const REAL *P, int64_t D, REAL *room) {
   EACH(i, D) room[i * D + i] += 4 * (D > 8 ? D : 8) * EPSILON * scale;
   return cholesky(room, D, room + D * D) >= 0;
 }
+
+/* The part of l2 that stationary noise puts in the place of what the decay a takes. Of the decay as it was rounded: the
+ * two add up to one, so that rounding does not carry P beyond l2 I, however many tokens follow. */
+INLINE REAL replaced(REAL a) { return (1 - a) * (1 + a); }
 #endif
