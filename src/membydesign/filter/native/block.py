@@ -43,6 +43,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "n": x.rows_of_block,
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
+        "stationary": x.stationary,
         "C": SPAN,
     }
 
@@ -72,7 +73,7 @@ OPERATOR = operator.differentiable(
             Input("rows", "rows", constant=True),
             Input("start", "P"),
         ),
-        options={"rows_of_block": int, "with_variance": bool},
+        options={"rows_of_block": int, "stationary": bool, "with_variance": bool},
         outputs=(
             Output("warped_key", "u", _each_row, saved="saved_u"),
             Output("precision", "b", "write_noise", saved="saved_b"),
@@ -105,6 +106,7 @@ def gains(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> G
         rows=rows,
         start=start,
         rows_of_block=size,
+        stationary=drift.noise.stationary,
         with_variance=q is not None,
     )
     warped_key, kept, precision = results["warped_key"], results["kept"], results["precision"]
@@ -128,7 +130,7 @@ def why_not(design: Design, request: Request) -> str | None:
         return reason
     x = request.x
     if design.transition.row_noise(x.parameters, x.k) is None:
-        return f"for {type(design.transition).__name__}, since its process noise is not one variance of rows"
+        return f"for {type(design.transition).__name__}, since its process noise is not independent in each row"
     drift = design.transition.row_drift(x.parameters, x.k)
     if drift is not None and drift.angle is not None and request.initial.covariance.shape[-1] % 2:
         return f"for {design.title}, since its drift turns pairs of rows and a block has an odd number of them"

@@ -1,6 +1,6 @@
 /* The gains of a block-diagonal covariance, token by token: the formulas and letters of design/block.py, in C.
  *
- *     Z = A P A' + l2 N,   u = Z k,   b = 1/(r2 + k'u),   P = Z - b u u',   variance = q'P q
+ *     Z = A P A' + noise,  u = Z k,   b = 1/(r2 + k'u),   P = Z - b u u',   variance = q'P q
  *
  * for every block of n rows; b alone connects them. The rows of a pair that turns come de-interleaved inside each block
  * (real parts, then imaginary parts). Heads run in parallel. P is never formed between two tokens: with w = sqrt(b) u,
@@ -14,6 +14,7 @@
   X(INT, n)             /* rows of a block */                                       \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
+  X(INT, stationary)    /* whether noise is l2 (I - A A'), which replaces what the decay takes */ \
   X(INT, C)             /* tokens between two covariances that are saved */         \
   X(READ, k)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, q)    /* [B,T,H,D] */                                             \
@@ -44,7 +45,6 @@ STRUCT(Gradients, GRADIENTS)
 INLINE void drift_of(const Inputs *x, int64_t at, REAL *restrict a, REAL *restrict noise) {
   const REAL *restrict from = x->a + at * x->R, *restrict N = x->rows, l2 = x->l2[at];
   int64_t D = x->D, n = x->n, half = n / 2;
-  SIMD EACH(i, D) noise[i] = l2 * N[i];
   if (x->R == 1) {
     EACH(i, D) a[i] = from[0];
   } else if (x->R == D) {
@@ -54,6 +54,11 @@ INLINE void drift_of(const Inputs *x, int64_t at, REAL *restrict a, REAL *restri
       memcpy(a + start, from + start / 2, half * sizeof(REAL));
       memcpy(a + start + half, from + start / 2, half * sizeof(REAL));
     }
+  }
+  if (x->stationary) {
+    SIMD EACH(i, D) noise[i] = l2 * ((1 - a[i]) * (1 + a[i]));
+  } else {
+    SIMD EACH(i, D) noise[i] = l2 * N[i];
   }
 }
 
@@ -287,9 +292,9 @@ static void token_back(const Inputs *x, const Gradients *o, int64_t at, int64_t 
     const REAL *as = x->rotates ? ones : a + start, *z = Z + start * n;
     REAL *d = dP + start * n;
     EACH(i, n) {
-      const REAL own = d[i * n + i] + du[start + i] * k[start + i];
-      dl2 += x->rows[start + i] * own;
-      net[start + i] -= own * noise[start + i];
+      const REAL own = d[i * n + i] + du[start + i] * k[start + i], ai = a[start + i];
+      dl2 += own * (x->stationary ? (1 - ai) * (1 + ai) : x->rows[start + i]);
+      net[start + i] -= own * (noise[start + i] + (x->stationary ? x->l2[at] * ai * ai : 0));
     }
 #define CALL(V) back_columns(V, n, j, d, z, k + start, du + start, as, net + start, dk + start)
     STRIPS(n, CALL)
