@@ -64,12 +64,13 @@ def test_its_two_ends_are_diagonal_and_dense(size, other):
 
 
 def test_blocks_may_cut_pairs_that_turn():
-    """Then the predicted covariance connects blocks, and the torch pass computes it as a matrix."""
+    """Then the predicted covariance connects blocks: gains come from whole matrices, and the mean from any kernel."""
     design = DesignModel(mbd.DampedRotation(), ObserveMemory(), mbd.Block(3))
+    assert "a block has an odd number" in str(kernels.why_not_each(design, D=6)[NATIVE])
     problem = random_problem(design, D=6, T=20)
-    assert_close(problem.filter().output, problem.filter(method="recurrent").output, 1e-11)
-    with pytest.raises(ValueError, match="backend: .*a block has an odd number"):
-        problem.filter(backend="native")
+    expected = problem.filter(method="recurrent").output
+    for backend in ("torch", "native"):
+        assert_close(problem.filter(backend=backend).output, expected, 1e-11)
 
 
 def test_a_size_that_does_not_divide_the_key_is_refused_by_name():
