@@ -1,6 +1,6 @@
 """Block-diagonal covariances: the contract, the recursion written out, and the two ends, `Diagonal` and `Dense`."""
 
-# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
 import pytest
 import torch

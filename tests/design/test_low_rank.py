@@ -1,6 +1,6 @@
 """Low-rank covariances: the contract, exactness where it is promised, and doubt that is never too small."""
 
-# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportOptionalSubscript=false
 
 import pytest
 import torch

@@ -54,9 +54,13 @@ enum { KEPT = -1 }; /* in place of ROW: w was zero, and W stays; below it, -2 - 
 
 /* The decays of all rows, and the turns of pairs. */
 INLINE void decays_of(const Inputs *x, int64_t at, REAL *restrict a) {
-  const REAL *from = x->a + at * x->decays;
-  for (int64_t i = 0; i < x->D; i += x->decays == 1 ? x->D : x->decays)
-    EACH(j, x->decays == 1 ? x->D : x->decays) a[i + j] = from[x->decays == 1 ? 0 : j];
+  const int64_t each = x->decays, D = x->D;
+  const REAL *from = x->a + at * each, first = from[0];
+  if (each == 1) {
+    SIMD EACH(j, D) a[j] = first;
+  } else {
+    for (int64_t i = 0; i < D; i += each) memcpy(a + i, from, each * sizeof(REAL));
+  }
 }
 
 INLINE void turn_row(const Inputs *x, int64_t at, REAL *restrict row, REAL sign) {
@@ -81,10 +85,10 @@ static void drift(const Inputs *x, int64_t at, const REAL *restrict a, const REA
   }
 }
 
-/* Decide how the n rows F become one less; `room` has 3 n ld + 2 ld numbers. */
+/* Decide how the n rows F become one less; `room` has (3 n + 4) ld numbers. Room for 3 rows follows F. */
 static void choose(int64_t n, int64_t D, const REAL *F, REAL *turn, REAL *room) {
   int64_t ld = padded(n), R = n - 1;
-  REAL *gram = room, *factor = gram + n * ld, *inverse = factor + n * ld, *column = turn + Q + n, total = 0;
+  REAL *gram = room, *factor = gram + (n + 3) * ld, *inverse = factor + n * ld, *column = turn + Q + n, total = 0;
   EACH(i, n) gram[i * ld + i] = dot(F + i * D, F + i * D, D);
   EACH(i, R) if (gram[i * ld + i] == 0) {
     turn[ROW] = -2 - i;
@@ -96,12 +100,11 @@ static void choose(int64_t n, int64_t D, const REAL *F, REAL *turn, REAL *room) 
   }
   EACH(i, n) total += gram[i * ld + i];
   const REAL scale = 1 / total, rounding = 4 * n * EPSILON;
+  rows_gram(n, D, F, gram, ld);
   EACH(i, n) {
-    REAL *row = gram + i * ld, diagonal = row[i];
+    REAL *row = gram + i * ld;
     memset(row, 0, i * sizeof(REAL));
     memset(row + n, 0, (ld - n) * sizeof(REAL));
-    rows_times(R - i, D, F + (i + 1) * D, F + i * D, row + i + 1);
-    row[i] = diagonal;
     EACH(j, n) row[j] *= scale;
   }
   memcpy(factor, gram, n * ld * sizeof(REAL));
@@ -147,12 +150,13 @@ static void shorten(int64_t R, int64_t D, const REAL *F, const REAL *turn, REAL 
 }
 
 static int64_t turn_elements(int64_t R) { return Q + (R + 1) * (R + 2); }
-static int64_t choose_elements(int64_t R) { return (3 * (R + 1) + 2) * padded(R + 1); }
+static int64_t choose_elements(int64_t R) { return (3 * (R + 1) + 4) * padded(R + 1); }
 
 static void forward_head(const Inputs *x, const Outputs *y, int64_t head, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, R = x->R, C = x->C, K = (T + C - 1) / C, each = turn_elements(R);
   REAL *a = take(&work, D), *d = take(&work, D), *e = take(&work, D), *h = take(&work, R + 1);
-  REAL *F = take(&work, (R + 1) * D), *own = take(&work, each), *room = work;
+  REAL *F = take(&work, (R + 4) * D), *own = take(&work, each), *room = work;
+  memset(F, 0, (R + 4) * D * sizeof(REAL));
   EACH(g, G) {
     REAL *W = y->W + (head * G + g) * R * D;
     EACH(t, T) {
@@ -261,12 +265,18 @@ static void token_back(const Inputs *x, const Gradients *o, int64_t at, int64_t 
   EACH(i, R) {
     REAL *restrict d = dW + i * D;
     const REAL *restrict f = F + i * D, *restrict a = r->a, hi = h[i], pi = r->p[i];
-    SIMD EACH(j, D) {
-      const REAL df = d[j] - hi * du[j] + pi * k[j];
-      net[j] += df * f[j];
-      d[j] = x->rotates ? df : a[j] * df;
+    if (!x->rotates) {
+      SIMD EACH(j, D) {
+        const REAL df = d[j] - hi * du[j] + pi * k[j];
+        net[j] += df * f[j];
+        d[j] = a[j] * df;
+      }
+      continue;
     }
-    if (!x->rotates) continue;
+    SIMD EACH(j, D) {
+      d[j] += pi * k[j] - hi * du[j];
+      net[j] += d[j] * f[j];
+    }
     SIMD EACH(j, half) turned[j] += d[j + half] * f[j] - d[j] * f[j + half];
     turn_row(x, at, d, -1);
     SIMD EACH(j, D) d[j] *= a[j];
@@ -302,7 +312,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 ENTRY(forward, Inputs, x, Outputs, y) {
-  OVER_HEADS((x->R + 4) * (x->D + 16) + turn_elements(x->R) + choose_elements(x->R) + 64, forward_head(x, y, head, work))
+  OVER_HEADS((x->R + 8) * (x->D + 16) + turn_elements(x->R) + choose_elements(x->R) + 64, forward_head(x, y, head, work))
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {

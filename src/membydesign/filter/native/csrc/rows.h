@@ -3,29 +3,54 @@
 #ifndef ROWS_H
 #define ROWS_H
 
-INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+INLINE int64_t padded(int64_t n) {
+  const int64_t width = LANES > 4 ? LANES : 4;
+  return (n + width - 1) / width * width;
+}
+
+INLINE REAL lanes_sum(vec x) {
+  REAL parts[LANES], total = 0;
+  memcpy(parts, &x, sizeof(vec));
+  _Pragma("omp simd reduction(+ : total)") EACH(l, LANES) total += parts[l];
+  return total;
+}
 
 /* to_i = F_i x, for n rows of D numbers. */
 static void rows_times(int64_t n, int64_t D, const REAL *F, const REAL *x, REAL *to) {
   int64_t whole = D / LANES * LANES, i = 0;
   for (; i + 4 <= n; i += 4) {
     vec s[4] = {{0}, {0}, {0}, {0}};
-    REAL parts[4][LANES];
     const REAL *f = F + i * D;
     for (int64_t j = 0; j < whole; j += LANES) {
       const vec y = *(const vec *)(x + j);
       _Pragma("GCC unroll 4") EACH(h, 4) s[h] += y * *(const vec *)(f + h * D + j);
     }
-    _Pragma("GCC unroll 4") EACH(h, 4) memcpy(parts[h], &s[h], sizeof(vec));
-    for (int64_t width = LANES / 2; width; width /= 2)
-      _Pragma("GCC unroll 4") EACH(h, 4) EACH(l, width) parts[h][l] += parts[h][l + width];
-    EACH(h, 4) {
-      REAL rest = 0;
-      for (int64_t j = whole; j < D; j++) rest += f[h * D + j] * x[j];
-      to[i + h] = parts[h][0] + rest;
-    }
+    _Pragma("GCC unroll 4") EACH(h, 4) to[i + h] = lanes_sum(s[h]);
+    for (int64_t j = whole; j < D; j++) EACH(h, 4) to[i + h] += f[h * D + j] * x[j];
   }
   for (; i < n; i++) to[i] = dot(F + i * D, x, D);
+}
+
+/* G = F F', at least on and above the diagonal; room for 3 more rows follows F [n,D] and G [n,ld]. */
+static void rows_gram(int64_t n, int64_t D, const REAL *F, REAL *G, int64_t ld) {
+  int64_t whole = D / LANES * LANES;
+  for (int64_t i = 0; i < n; i += 2) for (int64_t j = i / 4 * 4; j < n; j += 4) {
+    vec s[2][4] = {{{0}, {0}, {0}, {0}}, {{0}, {0}, {0}, {0}}};
+    const REAL *x = F + i * D, *y = F + j * D;
+    for (int64_t l = 0; l < whole; l += LANES) {
+      const vec x0 = *(const vec *)(x + l), x1 = *(const vec *)(x + D + l);
+      _Pragma("GCC unroll 4") EACH(h, 4) {
+        const vec yh = *(const vec *)(y + h * D + l);
+        s[0][h] += x0 * yh;
+        s[1][h] += x1 * yh;
+      }
+    }
+    _Pragma("GCC unroll 2") EACH(r, 2) {
+      REAL *to = G + (i + r) * ld + j;
+      _Pragma("GCC unroll 4") EACH(h, 4) to[h] = lanes_sum(s[r][h]);
+      for (int64_t l = whole; l < D; l++) EACH(h, 4) to[h] += x[r * D + l] * y[h * D + l];
+    }
+  }
 }
 
 /* to += sum of c_i F_i. */
