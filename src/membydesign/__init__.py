@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
-    MLSTM,
     AdditiveDesign,
     Assumptions,
     Block,
@@ -52,6 +51,7 @@ from membydesign.design import (
     LowRank,
     MeanOnly,
     MesaMemory,
+    MLSTMMemory,
     Normalised,
     Observation,
     ObserveMemory,
@@ -99,7 +99,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Belief",
@@ -147,6 +146,7 @@ __all__ = [
     "LinearRecurrence",
     "LowRank",
     "LowRankBelief",
+    "MLSTMMemory",
     "MeanOnly",
     "MemoryLayer",
     "MesaMemory",

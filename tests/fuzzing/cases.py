@@ -280,12 +280,13 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
             return _mixture(generator, shape, list(kinds.values())) if case.decays == "mixed" else kinds[case.decays]
         case "angle":
             return _uniform(generator, -3.1, 3.1, shape)
-        case "retention" | "erase_rate":
+        case "retention" | "erase_rate" | "feedback":
             return _uniform(generator, 0.05, 1.0, shape)
         case "removal" | "removal_key" | "erase_key":
             return _normal(generator, *shape) / math.sqrt(shape[-1])
         case _:
             usual = _uniform(generator, -3.0, 0.7, shape).exp()
+            name = "process_noise" if name == "stationary_variance" else name
             zero = 0 * usual if name == "process_noise" or case.spec.write == "latent" else usual
             if name == "prior_variance":
                 zero = usual
