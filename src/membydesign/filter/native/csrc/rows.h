@@ -9,10 +9,11 @@ INLINE int64_t padded(int64_t n) {
 }
 
 INLINE REAL lanes_sum(vec x) {
-  REAL parts[LANES], total = 0;
+  REAL parts[LANES];
   memcpy(parts, &x, sizeof(vec));
-  _Pragma("omp simd reduction(+ : total)") EACH(l, LANES) total += parts[l];
-  return total;
+  _Pragma("GCC unroll 4") for (int64_t width = LANES / 2; width; width /= 2)
+    _Pragma("GCC unroll 8") EACH(l, width) parts[l] += parts[l + width];
+  return parts[0];
 }
 
 /* to_i = F_i x, for n rows of D numbers. */
