@@ -42,6 +42,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
         "C": x.size,
+        "by_token": x.by_token,
     }
 
 
@@ -65,7 +66,7 @@ OPERATOR = operator.differentiable(
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("mean", "M"),
         ),
-        options={"size": int, "with_error": bool},
+        options={"size": int, "by_token": bool, "with_error": bool},
         outputs=(
             Output("output", "o", "v"),
             Output("mean", "M", "mean", start="mean"),
@@ -104,6 +105,8 @@ def mean_pass(
         direction = direction[..., 0, :]
     if angle is not None:
         mean = operator.apart(mean, -2)
+    import os
+    by_token = angle is None and not os.environ.get("CHUNK")
     results = OPERATOR.apply(
         q=q,
         k=k,
@@ -114,6 +117,7 @@ def mean_pass(
         angle=angle,
         mean=mean,
         size=size,
+        by_token=by_token,
         with_error=return_error,
     )
     output, error, end = results["output"], results["error"], results["mean"]

@@ -27,31 +27,49 @@ typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL))
 #define TILE_COLUMNS (2 * LANES)
 #define SOLVED 16 /* rows of a triangular system that are solved entry by entry; products do the rest */
 
-/* Room for n numbers; NULL, and their bytes in `missing`, if there is not enough memory. */
+/* Room for n numbers; NULL, and their bytes in `missing`, if there is not enough memory. It starts at a cache line: a
+ * vector that crosses two of them takes twice as long to load. */
 #ifndef ROOM
 #define ROOM
+#define CACHE_LINE 64
 static REAL *room(int64_t n, int64_t *missing) {
-  const int64_t most = PTRDIFF_MAX / (int64_t)sizeof(REAL);
-  REAL *from = n > 0 && n <= most ? malloc((size_t)n * sizeof(REAL)) : NULL;
+  const int64_t most = (PTRDIFF_MAX - CACHE_LINE) / (int64_t)sizeof(REAL);
+  const size_t bytes = n > 0 && n <= most ? ((size_t)n * sizeof(REAL) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE : 0;
+  REAL *from = bytes ? aligned_alloc(CACHE_LINE, bytes) : NULL;
   if (!from) *missing = n > 0 && n <= most ? n * (int64_t)sizeof(REAL) : PTRDIFF_MAX;
   return from;
 }
 #endif
 
+INLINE int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+
 /* Run `call` for every head, several at once, each thread with room of its own for this many elements; `threads` and
  * `heads` are arguments of the function around it, and `head` and `work` those of the call. The function returns 0, or
  * the bytes that a thread could not allocate; the results are then incomplete. */
+#define OVER_PARTS(elements, pieces, call)                                                               \
+  int64_t missing = 0;                                                                                   \
+  const int64_t parts = heads < threads ? least(pieces, (threads + heads - 1) / heads) : 1;              \
+  threads = least(threads, heads * parts);                                                               \
+  _Pragma("omp parallel num_threads(threads) reduction(max : missing)") {                                \
+    REAL *work = room(elements, &missing);                                                               \
+    _Pragma("omp for schedule(dynamic, 1)") EACH(part, heads * parts) if (work) {                        \
+      const int64_t head = part / parts, start = part % parts * pieces / parts;                          \
+      const int64_t end = (part % parts + 1) * pieces / parts;                                           \
+      call;                                                                                              \
+    }                                                                                                    \
+    free(work);                                                                                          \
+  }                                                                                                      \
+  return missing;
+
 #define OVER_HEADS(elements, call)                                                 \
   int64_t missing = 0;                                                             \
   (void)threads; /* unused where there is no OpenMP */                             \
-  _Pragma("omp parallel num_threads(threads) reduction(max : missing)") {          \
+  _Pragma("omp parallel num_threads(least(threads, heads)) reduction(max : missing)") { \
     REAL *work = room(elements, &missing);                                         \
     _Pragma("omp for schedule(dynamic, 1)") EACH(head, heads) if (work) { call; }  \
     free(work);                                                                    \
   }                                                                                \
   return missing;
-
-INLINE int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 
 INLINE void add(REAL *restrict y, REAL c, const REAL *restrict x, int64_t n) { SIMD EACH(i, n) y[i] += c * x[i]; }
 

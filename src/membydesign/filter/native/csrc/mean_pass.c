@@ -18,7 +18,8 @@
   X(INT, D) X(INT, M)                                                               \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
-  X(INT, C)             /* tokens of a chunk */                                     \
+  X(INT, C)             /* tokens of a chunk, or between two saved means */         \
+  X(INT, by_token)      /* token by token (not for pairs), or chunk by chunk */     \
   X(READ, q)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, k)    /* [B,T,H,D], or NULL for additive writes */                \
   X(READ, v)            /* [B,T,H,M] */                                             \
@@ -43,6 +44,8 @@ STRUCT(Outputs, OUTPUTS)
   X(WRITE, q) X(WRITE, v) X(WRITE, d) X(WRITE, strength) X(WRITE, log_a) /* of the inputs, zero at first */ \
   X(WRITE_OR_NULL, k) X(WRITE_OR_NULL, angle)                            /* likewise, if there are such inputs */
 STRUCT(Gradients, GRADIENTS)
+
+#include "mean_token.h"
 
 typedef struct {
   Frame F;
@@ -257,6 +260,10 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 ENTRY(forward, Inputs, x, Outputs, o) {
+  if (x->by_token) {
+    const Strips s = strips_of(x);
+    OVER_PARTS(token_elements(x), s.count, token_forward(x, o, head, start, end, work))
+  }
   OVER_HEADS(work_elements(x), forward_head(x, o, head, work))
 }
 
