@@ -52,6 +52,11 @@ class Gains(NamedTuple):
     variance: Tensor | None = None
 
 
+def squared_norm(k: Tensor) -> Tensor:
+    """The squared norm of every key, [..., D] → [..., 1]."""
+    return k.square().sum(-1, keepdim=True)
+
+
 class SequenceDrift(NamedTuple):
     """How memory drifts over a sequence, and the noise of its writes: what `Covariance.gains` starts from.
 
@@ -61,6 +66,7 @@ class SequenceDrift(NamedTuple):
         write_noise: r², [B,T,H,G].
         parameters: all step parameters by name, [B,T,H,...].
         steps: predicts the covariance of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+        squared_norm: of all keys, [B,T,H,D] → [B,T,H,1]: in torch, or faster where a kernel can.
     """
 
     rows: RowDrift
@@ -68,6 +74,7 @@ class SequenceDrift(NamedTuple):
     write_noise: Tensor
     parameters: Mapping[str, Tensor]
     steps: Callable[[int], Callable[[Tensor], Tensor]]
+    squared_norm: Callable[[Tensor], Tensor] = squared_norm
 
 
 class Covariance(ABC):

@@ -13,6 +13,7 @@ from membydesign.design import DesignModel
 from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
+from membydesign.filter.native.norms import squared_norms
 from membydesign.filter.torch import two_pass
 from membydesign.filter.torch.mean_pass import MeanPass
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from membydesign.filter.inputs import Request, Run
 
 NAME, BACKEND = "native, gains then chunks of the mean", "native"
+PASSES_ON = True
 SOURCE = "mean_pass.c"
 
 
@@ -143,7 +145,7 @@ def why_not(design: Design, request: Request) -> str | None:
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in native code, with gains from the covariance."""
     assert isinstance(design, DesignModel)
-    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]))
+    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]), norms=squared_norms)
 
 
 def chunk_size(D: int) -> int:

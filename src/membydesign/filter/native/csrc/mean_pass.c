@@ -46,6 +46,7 @@ STRUCT(Outputs, OUTPUTS)
 STRUCT(Gradients, GRADIENTS)
 
 #include "mean_token.h"
+#include "mean_token_back.h"
 
 typedef struct {
   Frame F;
@@ -268,5 +269,9 @@ ENTRY(forward, Inputs, x, Outputs, o) {
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
+  if (x->by_token) {
+    const Strips s = strips_of(x);
+    OVER_HEADS(token_back_elements(x), token_backward(x, o, head, 0, s.count, work))
+  }
   OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
 }
