@@ -1,6 +1,7 @@
 """The mean given gains, in native code on a CPU: `csrc/mean_pass.c`, the same as torch/mean_pass.py.
 
-Forward saves the mean at every chunk's start; backward recomputes the inside of a chunk.
+Forward goes token by token, except for rotations, and backward for small D; both save or use the mean at every chunk's
+start, and backward recomputes the inside of a chunk.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ PASSES_ON = True
 SOURCE = "mean_pass.c"
 
 
+BACK_BY_TOKEN = 32
+"""The largest D at which backward too is faster token by token than chunk by chunk."""
+
+
 def available(dtype: torch.dtype) -> bool:
     """Return whether the native pass is available for this type."""
     return native.available(SOURCE, dtype)
@@ -45,6 +50,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "rotates": x.angle is not None,
         "C": x.size,
         "by_token": x.by_token,
+        "back_by_token": x.by_token and x.q.shape[-1] <= BACK_BY_TOKEN,
     }
 
 
@@ -107,8 +113,6 @@ def mean_pass(
         direction = direction[..., 0, :]
     if angle is not None:
         mean = operator.apart(mean, -2)
-    import os
-    by_token = angle is None and not os.environ.get("CHUNK")
     results = OPERATOR.apply(
         q=q,
         k=k,
@@ -119,7 +123,7 @@ def mean_pass(
         angle=angle,
         mean=mean,
         size=size,
-        by_token=by_token,
+        by_token=angle is None,
         with_error=return_error,
     )
     output, error, end = results["output"], results["error"], results["mean"]

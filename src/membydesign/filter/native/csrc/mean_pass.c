@@ -19,7 +19,8 @@
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
   X(INT, C)             /* tokens of a chunk, or between two saved means */         \
-  X(INT, by_token)      /* token by token (not for pairs), or chunk by chunk */     \
+  X(INT, by_token)      /* forward token by token (not for pairs), or chunk by chunk */ \
+  X(INT, back_by_token) /* the same for backward */                                 \
   X(READ, q)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, k)    /* [B,T,H,D], or NULL for additive writes */                \
   X(READ, v)            /* [B,T,H,M] */                                             \
@@ -269,7 +270,7 @@ ENTRY(forward, Inputs, x, Outputs, o) {
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
-  if (x->by_token) {
+  if (x->back_by_token) {
     const Strips s = strips_of(x);
     OVER_HEADS(token_back_elements(x), token_backward(x, o, head, 0, s.count, work))
   }

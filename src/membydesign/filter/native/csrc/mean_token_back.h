@@ -5,34 +5,12 @@
  *
  * The last is not computed entry by entry: it is q dq - d dd + k dk more than at the next token.
  */
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_shufflevector)
-#define SIZE_OF_float 4
-#define SIZE_OF_double 8
-#define SIZE_OF_(type) SIZE_OF_##type
-#define SIZE_OF(type) SIZE_OF_(type)
-#if VECTOR_BYTES / SIZE_OF(REAL) == 16
-#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif VECTOR_BYTES / SIZE_OF(REAL) == 8
-#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
-#define ODD 1, 3, 5, 7, 9, 11, 13, 15
-#elif VECTOR_BYTES / SIZE_OF(REAL) == 4
-#define EVEN 0, 2, 4, 6
-#define ODD 1, 3, 5, 7
-#else
-#define EVEN 0, 2
-#define ODD 1, 3
-#endif
-#endif
-#endif
-
 /* total[i] += sign times the sum of all entries of rows[i]. */
 INLINE void sum_rows(const vec *rows, int64_t n, REAL sign, REAL *restrict total) {
   int64_t i = 0;
-#ifdef EVEN
+#ifdef SHUFFLES
   for (; i + LANES <= n; i += LANES) { /* neighbours are added until one vector has the sums of all rows */
-    vec x[VECTOR_BYTES / SIZE_OF(REAL)];
+    vec x[SHUFFLES];
     _Pragma("GCC unroll 16") EACH(j, LANES) x[j] = rows[i + j];
     _Pragma("GCC unroll 4") for (int64_t left = LANES / 2; left; left /= 2)
       _Pragma("GCC unroll 8") EACH(j, left)
