@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from membydesign.filter.linear import DenseInputs
 
 NAME, BACKEND = "native, dense covariance", "native"
+PASSES_ON = True
 CHECKS_STATE = True
 TOKEN, CHUNK = "kalman_token.c", "kalman_chunk.c"
 

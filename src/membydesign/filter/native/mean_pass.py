@@ -1,6 +1,7 @@
 """The mean given gains, in native code on a CPU: `csrc/mean_pass.c`, the same as torch/mean_pass.py.
 
-Forward saves the mean at every chunk's start; backward recomputes the inside of a chunk.
+Forward goes token by token, except for rotations, and backward for small D; both save or use the mean at every chunk's
+start, and backward recomputes the inside of a chunk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from membydesign.design import DesignModel
 from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
+from membydesign.filter.native.norms import squared_norms
 from membydesign.filter.torch import two_pass
 from membydesign.filter.torch.mean_pass import MeanPass
 
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
     from membydesign.filter.inputs import Request, Run
 
 NAME, BACKEND = "native, gains then chunks of the mean", "native"
+PASSES_ON = True
 SOURCE = "mean_pass.c"
+
+
+BACK_BY_TOKEN = 32
+"""The largest D at which backward too is faster token by token than chunk by chunk."""
 
 
 def available(dtype: torch.dtype) -> bool:
@@ -42,6 +49,8 @@ def _numbers(x: Any) -> dict[str, Any]:
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
         "C": x.size,
+        "by_token": x.by_token,
+        "back_by_token": x.by_token and x.q.shape[-1] <= BACK_BY_TOKEN,
     }
 
 
@@ -65,7 +74,7 @@ OPERATOR = operator.differentiable(
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("mean", "M"),
         ),
-        options={"size": int, "with_error": bool},
+        options={"size": int, "by_token": bool, "with_error": bool},
         outputs=(
             Output("output", "o", "v"),
             Output("mean", "M", "mean", start="mean"),
@@ -114,6 +123,7 @@ def mean_pass(
         angle=angle,
         mean=mean,
         size=size,
+        by_token=angle is None,
         with_error=return_error,
     )
     output, error, end = results["output"], results["error"], results["mean"]
@@ -139,7 +149,7 @@ def why_not(design: Design, request: Request) -> str | None:
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in native code, with gains from the covariance."""
     assert isinstance(design, DesignModel)
-    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]))
+    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]), norms=squared_norms)
 
 
 def chunk_size(D: int) -> int:
