@@ -173,3 +173,27 @@ def test_the_catalogue_s_row_runs_natively_and_as_a_layer():
     y, belief = layer(torch.randn(2, 5, 16))
     assert y.shape == (2, 5, 16)
     assert belief.memory.covariance.rows.shape == (2, 2, 1, 16, 32)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3, 0.0])
+def test_native_code_equals_the_loop_however_alike_keys_are(spread):
+    """It carries a Gram matrix from token to token: past several exact ones, a drift that forgets all, and singular."""
+    design = DesignModel(mbd.ScalarDecay(), ObserveMemory(groups=2), mbd.LowRank(4))
+    problem = random_problem(design, B=1, T=45, H=2, D=9, M=4)
+    k = problem.k.clone()
+    k[..., 3:] *= spread
+    parameters = {**problem.parameters, "log_decay": problem.parameters["log_decay"] * 0.2}
+    parameters["log_decay"][:, 20] = -400.0  # of which the square is zero
+    results = []
+    for method, backend in (("recurrent", "torch"), ("chunk", "native")):
+        leaves = {name: x.clone().requires_grad_() for name, x in parameters.items()}
+        q, key, v = (x.clone().requires_grad_() for x in (problem.q, k, problem.v))
+        out = mbd.filter_sequence(
+            design, q, key, v, **leaves, method=method, backend=backend, return_variance=True, return_evidence=True
+        )
+        covariance = out.belief.dense_covariance()
+        score = out.output.sin().sum() + out.variance.cos().sum() + covariance.square().sum()
+        gradients = torch.autograd.grad(score, [q, key, v, *leaves.values()])
+        results.append([out.output, out.variance, covariance, *gradients])
+    for ours, theirs in zip(*reversed(results), strict=True):
+        assert_close(ours, theirs, 1e-9)
