@@ -85,7 +85,7 @@ class Calibration:
     keys: int = 24
     writes: int = 480
     streams: int = 128
-    every: int = 8
+    every: int = 16
     grid: int = 97
     write_noise: float = 0.1
     prior: float = 1.0

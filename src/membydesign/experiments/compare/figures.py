@@ -41,7 +41,7 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
 def _page(outcome: Outcome) -> Any:
     config, designs = outcome.config, outcome.data
     names = list(designs)
-    drawing, panels = figure(1, 4, width=11, height=1.6 + 0.24 * len(names))
+    drawing, panels = figure(1, 4, width=11, height=1.6 + 0.24 * max(len(names), 8))
     recall = {test: (test, "accuracy") for test in recall_tests(config)}
     crowding = {test: (test, "accuracy") for test in crowding_tests(config)}
     coverage = {noise: (noise, "coverage 90") for noise in NOISES}
@@ -68,7 +68,7 @@ def _page(outcome: Outcome) -> Any:
         panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names), fontsize=8)
         panel.tick_params("y", length=0)
         panel.set_title(title, loc="left")
-        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0 + 0.9 / len(names)), fontsize=7, ncols=2)
+        panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0 + 0.9 / max(len(names), 8)), fontsize=7, ncols=2)
     panels[0].axvline(0, color="0.5", lw=0.8, ls=":")
     panels[3].axvline(0.9, color="0.3", lw=0.8, ls=":")
     panels[0].set_xlim(-1.05, 1.05)
