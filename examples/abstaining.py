@@ -12,8 +12,8 @@ cross-entropy, from the same starting weights and on the same sequences:
   itself rewards a variance that tells what the memory knows.
 
 Each answers when it is confident enough, and abstains otherwise. Confidence is the largest probability; for the plain
-model also the negative variance of its reads, which nothing was trained for. The figure shows accuracy against the share
-of queries answered, on held-out sequences.
+model also the negative variance of its reads, which nothing was trained for. The figure shows accuracy against the
+share of queries answered, on held-out sequences.
 """
 
 import argparse
@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))  # the task and its model are those of another example
-from uncertainty import ASKED, VALUES, KEYS, at_keys, auroc, make_model, sequences  # noqa: E402
+from uncertainty import ASKED, KEYS, VALUES, at_keys, auroc, make_model, sequences
 
-from membydesign.experiments.shared.style import COLOURS, figure, house_style, save  # noqa: E402
-from membydesign.reports.provenance import Provenance  # noqa: E402
+from membydesign.experiments.shared.style import COLOURS, figure, house_style, save
+from membydesign.reports.provenance import Provenance
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 
