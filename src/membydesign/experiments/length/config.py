@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from membydesign.data.seeds import generator
 from membydesign.design import catalogue
-from membydesign.experiments.length.data import Fillers
+from membydesign.experiments.length.data import NOTHING, Fillers
 from membydesign.filter import filter_sequence
 from membydesign.layers import MemoryLayer
 from membydesign.layers.memory import ON_SCAFFOLD
@@ -50,18 +50,18 @@ class LengthSettings:
     times: tuple[int, ...] = (1, 4, 16, 64)
     train: TrainSettings = field(
         default_factory=lambda: TrainSettings(
-            steps=500,
-            batch_size=32,
+            steps=300,
+            batch_size=16,
             learning_rate=5e-3,
             betas=(0.9, 0.95),
             weight_decay=0.1,
-            warmup=50,
+            warmup=30,
             final_fraction=0.02,
             save_every=50,
         )
     )
-    test_examples: int = 128
-    gain_examples: int = 64
+    test_examples: int = 64
+    gain_examples: int = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class LengthRun(LengthSettings):
     def batch(self, step: int) -> dict[str, Tensor]:
         """Return the training batch of a step."""
         drawn = self.task.sample(self.train.batch_size, self.length, generator("length", self.seed, step))
-        return {"input_ids": drawn.ids, "answers": drawn.answers}
+        return {"input_ids": drawn.ids, "labels": drawn.labels}
 
     def tests(self, times: int, placement: str, examples: int) -> Iterator[Batch]:
         """Yield test sequences, the same for every model; a few at a time where they are long."""
@@ -107,10 +107,9 @@ class LengthRun(LengthSettings):
 
 
 def losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the cross-entropy of every query."""
-    answers = batch["answers"]
-    logits = model(batch["input_ids"]).logits[:, -answers.shape[1] :]
-    return F.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="none")
+    """Return the cross-entropy at every key that was written before."""
+    asked = batch["labels"] != NOTHING
+    return F.cross_entropy(model(batch["input_ids"]).logits[asked], batch["labels"][asked], reduction="none")
 
 
 def work(config: LengthRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def work(config: LengthRun, directory: Path, watch: Callable[[Progress], None]) 
 def accuracy(model: MemoryForCausalLM, config: LengthRun, times: int, placement: str) -> float:
     """Return the share of queries answered with the right value."""
     right = [
-        model(batch.ids).logits[:, -config.task.pairs :].argmax(-1) == batch.answers
+        model(batch.ids).logits[:, -config.task.pairs :].argmax(-1) == batch.labels[:, -config.task.pairs :]
         for batch in config.tests(times, placement, config.test_examples)
     ]
     return torch.cat(right).float().mean().item()
@@ -215,7 +214,7 @@ class LengthConfig(LengthSettings):
 
 _SMOKE = TrainSettings(steps=3, batch_size=4, learning_rate=5e-3)
 PRESETS = {
-    "smoke": LengthConfig(length=32, times=(1, 4), train=_SMOKE, seeds=1, test_examples=8, gain_examples=4),
+    "smoke": LengthConfig(length=80, times=(1, 4), train=_SMOKE, seeds=1, test_examples=8, gain_examples=4),
     "cpu": LengthConfig(),
 }
 """`cpu` takes about twenty minutes on one core."""
