@@ -138,8 +138,8 @@ def test_collisions_end_as_in_the_paper():
 def test_budgets_are_spent_and_kept():
     expected = {"bayesian_layer": (16, 16), "deltanet": (32, 32), "unknown_scale": (16, 16)}
     for name, (rows, columns) in expected.items():
-        assert most_keys(catalogue[name], 16, BUDGET).D == rows
-        assert most_values(catalogue[name], 16, BUDGET).M == columns
+        assert rows == most_keys(catalogue[name], 16, BUDGET).D
+        assert columns == most_values(catalogue[name], 16, BUDGET).M
     for name, design in catalogue.items():
         rows, columns = most_keys(design, 16, BUDGET), most_values(design, 16, BUDGET)
         assert rows.state == design.state_size(rows.D, 16).total <= BUDGET, name

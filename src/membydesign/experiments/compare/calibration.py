@@ -141,7 +141,8 @@ def judge(design: Design, config: Calibration, streams: Streams) -> dict[str, fl
     refuse(design, config.D)
     B, T = streams.values.shape
     state = design.prior(Sizes(B, 1, config.D, 1), dtype=torch.float64, device=None)
-    told = {"process_noise": 0.0, "write_noise": config.write_noise, "prior_variance": config.prior}
+    told = {"process_noise": 0.0, "write_noise": config.write_noise}
+    told |= dict.fromkeys(("prior_variance", "stationary_variance"), config.prior)
     parameters, keys = fixed(design, told), streams.k
     below, scores = [], []
     for t in range(T):
