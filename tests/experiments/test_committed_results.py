@@ -16,22 +16,30 @@ RESULTS = Path(__file__).parents[2] / "results"
 def settings(folder):
     """The settings of a committed result: its preset, as the command would choose it."""
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    preset = load(folder.relative_to(RESULTS).parts[0]).PRESETS[kept.pop("preset")]
+    name = folder.relative_to(RESULTS).parts[0]
+    preset = load({"compare": "designs"}.get(name, name)).PRESETS[kept.pop("preset")]
     changes = {"variant": kept["variant"]} if "variant" in kept else {}
     return kept, replace(preset, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def runs_of(config):
-    """Every training run of an experiment."""
+    """The settings of every run of an experiment, by the name of its folder."""
+    if hasattr(config, "designs"):
+        return {run.name: run.config for run in config.runs()}
     if hasattr(config, "compared"):
         choices = [*(Choice(update, seeds=config.seeds) for update in config.compared), *config.choices]
-        return [run for choice in choices for run in config.runs(choice)]
+        return by_name(run for choice in choices for run in config.runs(choice))
     if hasattr(config, "task"):
         task = config.task
         models = [(arm, width) for width in task.widths for arm in task.arms]
-        return [run for model in models for rate in task.learning_rates for run in config.runs(*model, rate)]
+        return by_name(run for model in models for rate in task.learning_rates for run in config.runs(*model, rate))
     rate = max(config.learning_rates)  # the one that was chosen
-    return [*config.probes(), *config.runs(rate)]
+    return by_name([*config.probes(), *config.runs(rate)])
+
+
+def by_name(runs):
+    """The settings of runs that have a name themselves."""
+    return {run.name: run for run in runs}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +52,7 @@ def test_the_settings_of_an_experiment_are_recognised(name):
 
 @pytest.mark.parametrize("name", ["recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext"])
 def test_finished_runs_are_recognised(name):
-    runs = {run.name: json.loads(to_json(asdict(run))) for run in runs_of(settings(RESULTS / name)[1])}
+    runs = {run: json.loads(to_json(asdict(own))) for run, own in runs_of(settings(RESULTS / name)[1]).items()}
     folders = sorted((RESULTS / name / "runs").glob("*/config.json"))
     assert folders
     for path in folders:

@@ -48,7 +48,7 @@ def test_the_probability_below_a_value_is_that_of_the_predictive_density(name):
 
 
 def test_coverage_as_told_is_nominal_and_a_larger_noise_shows():
-    config = Calibration(D=4, keys=6, writes=120, streams=64)
+    config = Calibration(D=4, keys=6, writes=120, streams=64, every=4)
     plain, scaled = catalogue["bayesian_layer"], catalogue["unknown_scale"]
     told = calibration.judge(plain, config, config.draw("as told", 0))
     assert told["coverage 90"] == pytest.approx(0.9, abs=0.04)
@@ -116,7 +116,7 @@ def test_noises_are_what_they_are_called(noise):
     ],
 )
 def test_designs_that_cannot_be_judged_say_why(name, why):
-    config = Calibration(D=4, keys=6, writes=16, streams=2)
+    config = Calibration(D=4, keys=6, writes=16, streams=2, every=4)
     with pytest.raises(Cannot, match=why):
         config.measure(name, 0)
     done = work(CompareRun(design=name, task=config, seed=0), None, lambda _: None)  # pyright: ignore[reportArgumentType]

@@ -80,7 +80,7 @@ def by_hand(layer, x, last):
 
 def test_gains_are_those_of_the_covariance_written_out():
     task = Fillers(pairs=2, writes=1, keys=4, values=4, fillers=4)
-    run = LengthRun(design="bayesian_layer", seed=0, length=8, times=(1, 2), task=task, gain_examples=2)
+    run = LengthRun(design="bayesian_layer", seed=0, length=8, times=(1, 2), task=task, gain_examples=2, layers=2)
     model = run.model().eval()
     found = gains(model, run, 2).sort().values
     seen = []
@@ -90,7 +90,7 @@ def test_gains_are_those_of_the_covariance_written_out():
         for batch in run.tests(2, "recent", 2):
             model(batch.ids)
         expected = sorted(gain for layer, x in seen for gain in by_hand(layer, x, 8))
-    assert len(expected) == 2 * 2 * 2 * 8  # layers, heads, sequences, tokens
+    assert len(expected) == run.layers * 2 * 2 * 8  # heads, sequences, tokens
     torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5)
 
 
