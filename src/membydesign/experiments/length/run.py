@@ -91,7 +91,7 @@ def _notes(config: LengthConfig) -> list[str]:
     return [
         f"{task.pairs} pairs of a key and a value among random fillers, then {task.pairs} queries; "
         f"{task.keys} keys, {task.values} values, {task.fillers} fillers. Models have width 64, two heads of "
-        f"D = 32 and {config.layers} layer{'s' if config.layers > 1 else ''}; training has {config.length} tokens only.",
+        f"D = 32 and {config.layers} layer{'s' if config.layers > 1 else ''}; training has {config.length} tokens.",
         "A gain is the share of the error along a key that its write corrects, β_t k_tᵀu_t, pooled over layers, heads "
         "and tokens.",
     ]
