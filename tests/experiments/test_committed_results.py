@@ -18,7 +18,8 @@ def settings(folder):
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = folder.relative_to(RESULTS).parts[0]
     preset = load({"compare": "designs"}.get(name, name)).PRESETS[kept.pop("preset")]
-    changes = {"variant": kept["variant"]} if "variant" in kept else {}
+    options = ("variant", "seeds") if hasattr(preset, "designs") else ("variant",)
+    changes = {option: kept[option] for option in options if option in kept}
     return kept, replace(preset, **changes)  # pyright: ignore[reportArgumentType]
 
 

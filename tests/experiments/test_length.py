@@ -16,7 +16,7 @@ def test_the_task_as_a_reader_would_count_it(length, window):
     task = Fillers(pairs=5, writes=3, keys=9, values=7, fillers=11)
     batch = task.sample(20, length, torch.Generator().manual_seed(0), window=window)
     assert batch.ids.shape == batch.labels.shape == (20, length)
-    for ids, labels in zip(batch.ids.tolist(), batch.labels.tolist(), strict=True):
+    for ids, labels, new in zip(*(x.tolist() for x in batch), strict=True):
         body = ids[:-5]
         places = [t for t, token in enumerate(body) if token < 9]
         assert len(places) == 5 * 3
@@ -25,10 +25,12 @@ def test_the_task_as_a_reader_would_count_it(length, window):
         for t, token in enumerate(body):
             if token < 9:
                 assert labels[t] == value.get(token, NOTHING)
+                assert new[t + 1] == (token not in value)
                 assert value.setdefault(token, body[t + 1]) == body[t + 1]
             else:
                 assert labels[t] == NOTHING
                 assert token >= 16 or body[t - 1] < 9  # a value follows its key
+        assert sum(new) == 5
         assert sorted(value) == sorted(ids[-5:])
         assert [value[key] for key in ids[-5:]] == labels[-5:]
 
@@ -59,8 +61,8 @@ def test_the_distance_of_distributions():
     assert found["4"]["quantiles"][::10] == [2.0, 3.5, 5.0]
 
 
-def by_hand(layer, x, last):
-    """The gain β kᵀP̄k of the last tokens of one layer, with the covariance written out."""
+def by_hand(layer, x, new):
+    """The gain β kᵀP̄k of new pairs in one layer, with the covariance written out."""
     inputs = layer.step_inputs(x, None, None)[0]
     found = []
     for b in range(x.shape[0]):
@@ -73,7 +75,7 @@ def by_hand(layer, x, last):
                 u = P @ k
                 precision = 1 / (now["write_noise"] + k @ u)
                 P = P - precision * torch.outer(u, u)
-                if t >= x.shape[1] - last:
+                if new[b, t]:
                     found.append((precision * (k @ u)).item())
     return sorted(found)
 
@@ -87,10 +89,10 @@ def test_gains_are_those_of_the_covariance_written_out():
     for mixer in model.model.mixers():
         mixer.register_forward_pre_hook(lambda layer, inputs: seen.append((layer, inputs[0])))
     with torch.no_grad():
-        for batch in run.tests(2, "recent", 2):
-            model(batch.ids)
-        expected = sorted(gain for layer, x in seen for gain in by_hand(layer, x, 8))
-    assert len(expected) == run.layers * 2 * 2 * 8  # heads, sequences, tokens
+        (batch,) = run.tests(2, "recent", 2)
+        model(batch.ids)
+        expected = sorted(gain for layer, x in seen for gain in by_hand(layer, x, batch.new))
+    assert len(expected) == run.layers * 2 * 2 * 2  # heads, sequences, pairs
     torch.testing.assert_close(found.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-4, atol=1e-5)
 
 

@@ -62,7 +62,7 @@ class LengthSettings:
         )
     )
     test_examples: int = 64
-    gain_examples: int = 16
+    gain_examples: int = 32
     layers: int = 1
 
 
@@ -142,13 +142,14 @@ def accuracy(model: MemoryForCausalLM, config: LengthRun, times: int, placement:
 
 @torch.no_grad()
 def gains(model: MemoryForCausalLM, config: LengthRun, times: int) -> Tensor:
-    r"""Return how strongly the last tokens write, $\beta_t k_t^\top u_t$, pooled over layers, heads and sequences.
+    r"""Return how strongly new pairs are written, $\beta_t k_t^\top u_t$, pooled over layers, heads and sequences.
 
     The last tokens, as many as a training sequence has, are drawn as in training, and only fillers come before. So what
     is written is the same at every length, and only the position in the sequence differs. A memory with a kept
     covariance is as unsure of a key just after its write as $k_t^\top P_t k_t = r_t^2 g_t$, which gives the gain.
     """
     found: list[Tensor] = []
+    new = [torch.empty(0)]
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, MemoryLayer)
@@ -157,10 +158,11 @@ def gains(model: MemoryForCausalLM, config: LengthRun, times: int) -> Tensor:
         noise = torch.as_tensor(x.parameters["write_noise"])
         assert out.variance is not None
         gain = out.variance / (noise[..., None] if noise.ndim == x.k.ndim - 1 else noise)
-        found.append(gain[:, -config.length :].flatten())
+        found.append(gain[new[0]].flatten())
 
     hooks = [mixer.register_forward_pre_hook(record) for mixer in model.model.mixers()]
     for batch in config.tests(times, "recent", config.gain_examples):
+        new[0] = batch.new
         model(batch.ids)
     for hook in hooks:
         hook.remove()

@@ -20,10 +20,12 @@ class Batch(NamedTuple):
     Attributes:
         ids: tokens, [B,T].
         labels: at each key that was written before, its value as a token; elsewhere `NOTHING`, [B,T].
+        new: whether a token is the value of a key that was not written before, [B,T].
     """
 
     ids: Tensor
     labels: Tensor
+    new: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +39,14 @@ class Fillers:
         writes: how often each pair is written, in random order.
         keys: distinct keys of the vocabulary.
         values: distinct values.
-        fillers: distinct fillers.
+        fillers: distinct fillers; few, as fillers are in texts, so that most of a memory stays unwritten.
     """
 
     pairs: int = 8
     writes: int = 4
     keys: int = 32
     values: int = 32
-    fillers: int = 32
+    fillers: int = 4
 
     @property
     def vocabulary(self) -> int:
@@ -83,4 +85,5 @@ class Fillers:
         labels = torch.full_like(ids, NOTHING)
         labels.scatter_(1, places, values.gather(1, written).where(before, NOTHING))
         labels[:, -N:] = values.gather(1, queried)
-        return Batch(ids, labels)
+        new = torch.zeros_like(ids, dtype=torch.bool).scatter_(1, places + 1, ~before)
+        return Batch(ids, labels, new)

@@ -19,7 +19,7 @@ LINES = (COLOURS["delta"], COLOURS["bayesian"], COLOURS["key_B"], COLOURS["addit
 def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
     """Draw the figure; return {caption: file}."""
     caption = (
-        "Upper row: the distribution of gains among the last tokens (mean over seeds), at 1 to "
+        "Upper row: the distribution of the gains g of new pairs (mean over seeds), at 1 to "
         f"{outcome.config.times[-1]} times the training length (light to dark). Lower row: recall by length, a line "
         "for each seed, and the distance of the gains' distribution from that of training."
     )
@@ -38,10 +38,11 @@ def _draw(outcome: Outcome) -> Any:
             every = [each["gains"][str(times)]["quantiles"] for each in runs]
             quantiles = [mean(values) for values in zip(*every, strict=True)]
             colour = shades(0.35 + 0.65 * i / max(1, len(config.times) - 1))
-            panel.plot(quantiles, QUANTILES, color=colour, lw=2, label=f"{times}×")
-        panel.set(xlabel="gain", xlim=(-0.02, 1.02), ylim=(0, 1))
+            odds = [gain / max(1e-6, 1 - gain) for gain in quantiles]
+            panel.plot(odds, QUANTILES, color=colour, lw=2, label=f"{times}×")
+        panel.set(xlabel="variance of the key over the noise of the write, g/(1 − g)", xscale="log", ylim=(0, 1))
         panel.set_title(name, loc="left")
-    upper[0].set_ylabel("share of tokens below")
+    upper[0].set_ylabel("share of new pairs below")
     upper[0].legend(title="length", fontsize=7, title_fontsize=7)
     lengths = [times * config.length for times in config.times]
     panels = dict(zip((*PLACEMENTS, "distance"), lower, strict=False))

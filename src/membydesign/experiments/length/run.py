@@ -61,7 +61,7 @@ def _gains(config: LengthConfig, found: Mapping[str, list[dict[str, Any]]]) -> R
     ]
     note = (
         "Largest difference of the distribution function of gains from that at the training length (Kolmogorov, "
-        "0: the same, 1: disjoint), for the last tokens of sequences whose pairs are recent."
+        "0: the same, 1: disjoint), at new pairs of sequences whose pairs are recent."
     )
     return RecordTable("Gains: distance from training", ["design", *_lengths(config)], rows, note)
 
@@ -93,5 +93,5 @@ def _notes(config: LengthConfig) -> list[str]:
         f"{task.keys} keys, {task.values} values, {task.fillers} fillers. Models have width 64, two heads of "
         f"D = 32 and {config.layers} layer{'s' if config.layers > 1 else ''}; training has {config.length} tokens.",
         "A gain is the share of the error along a key that its write corrects, β_t k_tᵀu_t, pooled over layers, heads "
-        "and tokens.",
+        "and new pairs: values of keys that were not written before.",
     ]
