@@ -182,8 +182,11 @@ def test_every_number_of_a_fixed_parameter_is_within_its_bounds():
 
 def test_results_that_lack_a_design_are_not_finished():
     config = CompareConfig()
-    everything = {"designs": dict.fromkeys(catalogue)}
+    each = {"collision": [{}], "recall": [{}] * 2, "crowding": [{}] * 2, "calibration": [{}]}
+    everything = {"designs": {name: dict(each) for name in catalogue}}
     assert not lacks(config, everything)
+    everything["designs"]["deltanet"]["recall"] = [{}]
+    assert lacks(config, everything)
     del everything["designs"]["deltanet"]
     assert lacks(config, everything)
     assert not lacks(CompareConfig(designs=("bayesian_layer",)), everything)
@@ -206,6 +209,13 @@ def test_the_command_writes_a_report_and_adds_designs(tmp_path):
     report = (out / "report.md").read_text()
     assert "keys must be >= 0 and values >= 0" in report
     assert f"budget of {BUDGET} numbers per head" in report.replace("\n", " ")
+    done = CliRunner().invoke(app, [*command, "bayesian_layer,deltanet", "--finished"])
+    assert done.exit_code == 0, done.output
+    found = json.loads((out / "metrics.json").read_text())
+    assert [table["rows"] for table in found["tables"]][-1] == [
+        ["deltanet", task, "not run"] for task in ("collision", "recall", "crowding", "calibration")
+    ]
+    assert not (out / "runs" / "recall-deltanet-seed0").exists()
     again = CliRunner().invoke(app, [*command, "bayesian_layer"])
     assert again.exit_code == 2
     wrong = CliRunner().invoke(app, [*command, "bayes"])

@@ -42,6 +42,9 @@ def compare(
         bool,
         typer.Option("--resume", metavar="", help="Skip finished runs, continue interrupted ones, add new designs."),
     ] = False,
+    finished: Annotated[
+        bool, typer.Option("--finished", metavar="", help="Run nothing: report what is finished so far.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare designs on the same tasks: one table, figures and a report.
@@ -57,8 +60,8 @@ def compare(
     - **cpu**: settings that one core finishes in about an hour
     - **smoke**: a check that everything runs; its numbers are meaningless
 
-    It can be stopped at any time: run the same command with `--resume` to continue. Designs that were added to the
-    catalogue since are then run too.
+    It can be stopped at any time: run the same command with `--resume` to continue, or with `--finished` for a report
+    of what is there. Designs that were added to the catalogue since are then run too.
     """
     expect_one_of("STUDY", STUDIES, study)
     need_training("compare")
@@ -73,7 +76,8 @@ def compare(
     except ValueError as error:
         raise fail(f"--only: {error}") from None
     folder = Path("runs") / f"compare-{study}" if out is None else out
-    if carry_out(Job(study, module, preset, config, folder, title=module.TITLE), workers=workers, resume=resume):
+    job = Job(study, module, preset, config, folder, title=module.TITLE)
+    if carry_out(job, workers=workers, resume=resume or finished, only_finished=finished):
         _show(folder, as_json)
 
 

@@ -52,8 +52,18 @@ class Job:
     trains: bool = True
 
 
-def carry_out(job: Job, *, workers: int | None, resume: bool, data: Path | None = None) -> bool:
-    """Do the work and write the record, unless it is finished; return whether this process should show the result."""
+def carry_out(
+    job: Job, *, workers: int | None, resume: bool, data: Path | None = None, only_finished: bool = False
+) -> bool:
+    """Do the work and write the record, unless it is finished; return whether this process should show the result.
+
+    Args:
+        job: what to do.
+        workers: training runs at a time; None for one per core, or one with a GPU.
+        resume: whether to continue in a folder that holds training runs.
+        data: the folder of the texts that the settings name.
+        only_finished: whether to report finished training runs without doing the others.
+    """
     out = job.out
     if out.exists() and not out.is_dir():
         raise fail(f"--out: expected a folder, and {out} is a file")
@@ -70,7 +80,7 @@ def carry_out(job: Job, *, workers: int | None, resume: bool, data: Path | None 
         resumable() if job.trains else nullcontext(),
         _Bars(shown=first) as bars,
     ):
-        context = RunContext(out, workers, bars.stage, bars.total, bars.watch, data)
+        context = RunContext(out, workers, bars.stage, bars.total, bars.watch, data, only_finished)
         try:
             outcome = job.module.run(job.config, context)
         except refusals() as error:

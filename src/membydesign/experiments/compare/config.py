@@ -95,7 +95,7 @@ class CompareConfig:
         for seed in range(self.seeds):
             for task in TASKS:
                 settings = getattr(self, task)
-                if seed == 0 or isinstance(settings, Recall | Crowding):
+                if seed == 0 or task in LEARNED:
                     kept = {"task": settings, "seed": seed}
                     runs += [Run(folder(task, n, seed), CompareRun(design=n, **kept), work) for n in self.names]
         return runs
@@ -108,6 +108,9 @@ def folder(task: str, design: str, seed: int) -> str:
 
 TASKS = tuple(each.name for each in fields(CompareConfig) if each.name not in ("designs", "seeds"))
 """The tasks by name."""
+
+LEARNED = ("recall", "crowding")
+"""Those that train, and have seeds."""
 
 PRESETS = {
     "smoke": CompareConfig(

@@ -23,7 +23,8 @@ def run(config: LengthConfig, context: RunContext) -> Outcome:
     """Train every design with every seed, and measure it at every length."""
     context.stage("training")
     metrics = context.sweep(config.runs())
-    found = {name: [metrics[f"{name}-seed{seed}"] for seed in range(config.seeds)] for name in config.names}
+    every = {name: [metrics.get(f"{name}-seed{seed}") for seed in range(config.seeds)] for name in config.names}
+    found = {name: done for name, runs in every.items() if (done := [each for each in runs if each is not None])}
     tables = [
         *(_recall(config, found, placement) for placement in PLACEMENTS),
         _gains(config, found),
@@ -33,8 +34,8 @@ def run(config: LengthConfig, context: RunContext) -> Outcome:
 
 
 def lacks(config: LengthConfig, metrics: Mapping[str, Any]) -> bool:
-    """Return whether the catalogue has designs that finished results do not have."""
-    return not set(config.names) <= set(metrics["designs"])
+    """Return whether results lack a run, such as those of designs that were added to the catalogue since."""
+    return any(len(metrics["designs"].get(name, ())) < config.seeds for name in config.names)
 
 
 def _spread(values: Sequence[float]) -> str:
