@@ -53,15 +53,10 @@ def every_design() -> dict[str, DesignModel]:
         if drift == "rotation_real" and not rule.startswith(("dense", "diagonal")):
             continue  # refused: no process noise (tests/design/test_model.py)
         designs[f"{rule}-{drift}"] = DesignModel(transition, write, covariance)
-    for rule, drift in (
-        ("dense", "identity"),
-        ("dense", "scalar"),
+    for rule, drift in (  # tests/design/test_stationary.py has the others
         ("dense", "diagonal"),
-        ("dense", "rotation"),
-        ("dense_2_groups", "diagonal"),
         ("dense_2_groups", "rotation_real"),
         ("diagonal", "diagonal"),
-        ("diagonal_2_groups", "rotation"),
     ):
         drift = f"stationary_{drift}"
         designs[f"{rule}-{drift}"] = DesignModel(STATIONARY[drift], *RULES[rule])

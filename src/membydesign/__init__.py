@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
-    MLSTM,
     AdditiveDesign,
     Assumptions,
     Block,
@@ -55,6 +54,7 @@ from membydesign.design import (
     LowRank,
     MeanOnly,
     MesaMemory,
+    MLSTMMemory,
     Normalised,
     Observation,
     ObserveMemory,
@@ -104,7 +104,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Belief",
@@ -155,6 +154,7 @@ __all__ = [
     "LinearRecurrence",
     "LowRank",
     "LowRankBelief",
+    "MLSTMMemory",
     "MeanOnly",
     "MemoryLayer",
     "MesaMemory",

@@ -285,12 +285,13 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
         case "retention" if case.spec.kept == "partial_reset":
             usual = _uniform(generator, 0.0, 1.0, shape)
             return _mixture(generator, shape, [usual, 0 * usual, usual**8, 0 * usual + 1])
-        case "retention" | "erase_rate":
+        case "retention" | "erase_rate" | "feedback":
             return _uniform(generator, 0.05, 1.0, shape)
         case "removal" | "removal_key" | "erase_key":
             return _normal(generator, *shape) / math.sqrt(shape[-1])
         case _:
             usual = _uniform(generator, -3.0, 0.7, shape).exp()
+            name = "process_noise" if name == "stationary_variance" else name
             zero = 0 * usual if name == "process_noise" or case.spec.write == "latent" else usual
             if name == "prior_variance":
                 zero = usual

@@ -4,8 +4,9 @@ Nothing of the library is used here. The linear-Gaussian recursion is Propositio
 
     P̄ = A P Aᵀ + ℓ² N,   u = P̄ k,   β = 1/(r² + kᵀu),   M = (I − β u kᵀ) A M + β u vᵀ,   P = P̄ − β u uᵀ,
 
-the delta rules replace P̄ by λI, covariances that forget have P̄ = γ A P Aᵀ + λ(I − γ A Aᵀ) or A P Aᵀ/δ, and the
-additive rules observe the coefficient φ ~ N(0, λI) of the write k φᵀ alone.
+or with P̄ = A P Aᵀ + σ² (I − A Aᵀ) where noise is stationary; covariances that forget have
+P̄ = γ A P Aᵀ + λ(I − γ A Aᵀ) or A P Aᵀ/δ, the delta rules replace P̄ by λI, and the additive rules observe the
+coefficient φ ~ N(0, λI) of the write k φᵀ alone.
 
 **How accurate a filter can be.** The first axis of every tensor counts replicas. Replica 0 is computed as it stands. In
 the others every intermediate result is disturbed by relative errors of the size of one rounding in the type under test
@@ -148,6 +149,9 @@ def transition_matrix(spec: Spec, x: Mapping[str, Tensor], rounded: Rounding) ->
         case "removal":
             removed = rounded(x["removal"][..., :, None] * x["removal_key"][..., None, :])
             return torch.diag_embed(rounded(x["log_decay"].exp())) - removed
+        case "feedback":
+            fed_back = rounded(x["feedback"][..., None, None] * (x["k"][..., :, None] * x["k"][..., None, :]))
+            return rounded(x["log_decay"].exp())[..., None, None] * eye - fed_back
         case "rwkv7":
             length = rounded(x["erase_key"].square().sum(-1, keepdim=True) + 1e-12).sqrt()
             key = rounded(x["erase_key"] / rounded(length))
@@ -232,6 +236,9 @@ def predicted_covariance(
         return rounded(rounded(gamma * P) + rounded(prior * left))
     if not spec.has_process_noise:
         return P
+    if spec.stationary:
+        taken = rounded(eye - rounded(A @ A.mT))
+        return rounded(P + (x["stationary_variance"][..., None, None] * taken)[..., None, :, :])
     rows = eye.diagonal().clone()
     if spec.drift == "rotation_real":
         rows[1::2] = 0

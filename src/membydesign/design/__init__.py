@@ -16,7 +16,7 @@ from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
 from membydesign.design.low_rank import LowRank
-from membydesign.design.mlstm import MLSTM, Normalised
+from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
 from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
 from membydesign.design.preconditioned import Curved, PreconditionedDelta
@@ -44,7 +44,6 @@ from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Block",
@@ -87,6 +86,7 @@ __all__ = [
     "Learned",
     "LinearRecurrence",
     "LowRank",
+    "MLSTMMemory",
     "MeanOnly",
     "MesaMemory",
     "Normalised",

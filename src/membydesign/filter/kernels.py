@@ -15,10 +15,12 @@ from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
+from membydesign.filter.native import block as native_block
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
 from membydesign.filter.native import forgetting as native_forgetting
+from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import recurrence as native_recurrence
 from membydesign.filter.native import step as native_step
@@ -41,6 +43,8 @@ KERNELS: tuple[Kernel, ...] = (
     native_dense,
     native_diagonal,
     native_forgetting,
+    native_block,
+    native_low_rank,
     native_mean_pass,
     native_additive,
     native_recurrence,

@@ -39,6 +39,8 @@ LinearGaussian = Literal[
     "retnet",
     "gla",
     "mamba2",
+    "kalman_delta_isotropic",
+    "kalman_delta_diagonal",
     "comba",
     "rwkv7",
 ]

@@ -120,7 +120,8 @@ def gains(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None, forg
     )
     _, P, _, P0, factor, _, failed = run_pass(M, P, chunks)
     if too_sure(factor, write_noise):
-        rows, forgetting = (map_state(lambda t: t.double(), x) for x in (drift.rows, forgetting))
+        rows = map_state(lambda t: t.double(), drift.rows)
+        forgetting = map_state(lambda t: t.double(), forgetting)
         drift = drift._replace(rows=rows, write_noise=drift.write_noise.double())
         queries = None if q is None else q.double()
         result = gains(start.double(), k.double(), drift, queries, forgetting, size)
