@@ -21,6 +21,8 @@ _NOISE_COLOURS = ("0.5", SHADES[1], SHADES[3], COLOURS["key_B"], COLOURS["delta"
 NOISE_LOOKS = {
     noise: (colour, marker) for noise, colour, marker in zip(NOISES, _NOISE_COLOURS, (*MARKERS, "v"), strict=True)
 }
+DARK = 0.2
+"""Cells in the darkest fifth of a scale have white numbers."""
 WRONG = 0.3
 """A coverage this far from the nominal one has the strongest colour."""
 
@@ -29,7 +31,7 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
     """Draw both figures; return {caption: file}."""
     with house_style():
         return {
-            "Every design on every task. A cross: the design cannot do it; the last table says why.": save(
+            "Every design on every task. A cross: the design cannot do it, or was not run; the last table says which.": save(
                 _page(outcome), directory / "compare.png"
             ),
             "Calibration of the designs that state a predictive density: coverage of 90 % intervals (blue: too wide, "
@@ -81,6 +83,7 @@ def _calibration(outcome: Outcome) -> Any:
     designs = outcome.data
     names = [name for name, of in designs.items() if not reason(of["calibration"])]
     drawing, panels = figure(1, 3, width=10, height=1.4 + 0.25 * max(len(names), 4))
+    panels[0].get_gridspec().set_width_ratios([5, 5, 1])
     coverage = _numbers(designs, names, "coverage 90")
     scores = _numbers(designs, names, "log score")
     found = [[mean(values(designs[name]["calibration"], "as told", "never written"))] for name in names]
@@ -111,4 +114,7 @@ def _cells(
     panel.imshow(numbers, cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto", alpha=0.8)
     for i, row in enumerate(numbers):
         for j, value in enumerate(row):
-            panel.text(j, i, text.format(value), ha="center", va="center", fontsize=7.5)
+            from_light = (value - limits[0]) / (limits[1] - limits[0])
+            dark = from_light < DARK if colours != "Greys" else from_light > 1 - DARK
+            ink = "white" if dark else "black"
+            panel.text(j, i, text.format(value), ha="center", va="center", fontsize=7.5, color=ink)

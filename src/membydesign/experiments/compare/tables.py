@@ -125,7 +125,7 @@ def _summary(config: CompareConfig, designs: Results) -> RecordTable:
     ]
     note = (
         f"At most {config.recall.budget} numbers per head in the learned tasks. Margin after all distractor writes; "
-        "accuracies; coverage; area under the curve. — : the design cannot do it, see the last table."
+        "accuracies; coverage; area under the curve. — : the design cannot do it or was not run, see the last table."
     )
     return RecordTable("Every design", headings, rows, note)
 
