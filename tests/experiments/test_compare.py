@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from membydesign.experiments.compare import calibration, collision
 from membydesign.experiments.compare.calibration import NOISES, Calibration, Streams
 from membydesign.experiments.compare.config import BUDGET, PRESETS, CompareConfig, CompareRun, work
 from membydesign.experiments.compare.model import RecallModel
-from membydesign.experiments.compare.parameters import fixed
+from membydesign.experiments.compare.parameters import fixed as numbers_of
 from membydesign.experiments.compare.run import lacks
 from membydesign.experiments.compare.sizes import MOST, Cannot, fit, most_keys, most_values
 from membydesign.filter import filter_sequence
 
+fixed: Any = numbers_of  # its numbers go to filter_sequence as keywords, whose types differ
 TOLD = {"process_noise": 0.0, "write_noise": 0.1, "prior_variance": 1.0}
 
 

@@ -31,7 +31,7 @@ def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
     """Draw both figures; return {caption: file}."""
     with house_style():
         return {
-            "Every design on every task. A cross: the design cannot do it, or was not run; the last table says which.": save(
+            "Every design on every task. A cross: it cannot do it or was not run; see the last table.": save(
                 _page(outcome), directory / "compare.png"
             ),
             "Calibration of the designs that state a predictive density: coverage of 90 % intervals (blue: too wide, "
@@ -89,10 +89,10 @@ def _calibration(outcome: Outcome) -> Any:
     found = [[mean(values(designs[name]["calibration"], "as told", "never written"))] for name in names]
     _cells(panels[0], coverage, names, NOISES, "RdBu", (0.9 - WRONG, 0.9 + WRONG), "{:.2f}")
     _cells(panels[1], scores, [""] * len(names), NOISES, "Greys_r", (-4.0, 2.0), "{:.2f}")
-    _cells(panels[2], found, [""] * len(names), ("never written",), "Greys", (0.5, 2.0), "{:.2f}")
+    _cells(panels[2], found, [""] * len(names), ("found",), "Greys", (0.5, 2.0), "{:.2f}")
     panels[0].set_title("(a) share inside 90 % intervals", loc="left")
     panels[1].set_title("(b) log score per value", loc="left")
-    panels[2].set_title("(c) detected", loc="left")
+    panels[2].set_title("(c)", loc="left")
     return drawing
 
 
