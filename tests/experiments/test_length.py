@@ -112,5 +112,6 @@ def test_the_command_writes_a_report(tmp_path):
     found = json.loads((out / "metrics.json").read_text())
     times = [str(n) for n in PRESETS["smoke"].times]
     assert list(found["metrics"]["designs"]["bayesian_layer"][0]["recall"]["anywhere"]) == times
+    assert list(found["metrics"]["untrained"]["bayesian_layer"][0]["gains"]) == times
     assert (out / "length.png").read_bytes().startswith(b"\x89PNG")
     assert "Recall, pairs recent" in (out / "report.md").read_text()

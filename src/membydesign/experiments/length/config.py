@@ -130,6 +130,13 @@ def work(config: LengthRun, directory: Path, watch: Callable[[Progress], None]) 
     }
 
 
+def measure_untrained(config: LengthRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:
+    """Measure the gains of a new model, whose noises and decays have their starting values."""
+    del directory, watch
+    made_by, model = commit(), config.model().eval()
+    return {"commit": made_by, "gains": gain_statistics({n: gains(model, config, n) for n in config.times})}
+
+
 @torch.no_grad()
 def accuracy(model: MemoryForCausalLM, config: LengthRun, times: int, placement: str) -> float:
     """Return the share of queries answered with the right value."""
@@ -213,7 +220,8 @@ class LengthConfig(LengthSettings):
 
         shared = shared_values(LengthRun, self)
         every = [LengthRun(**shared, design=name, seed=seed) for seed in range(self.seeds) for name in self.names]
-        return [Run(f"{run.design}-seed{run.seed}", run, work) for run in every]
+        trained = [Run(f"{run.design}-seed{run.seed}", run, work) for run in every]
+        return [*(Run(f"{run.design}-untrained-seed{run.seed}", run, measure_untrained) for run in every), *trained]
 
 
 _SMOKE = TrainSettings(steps=3, batch_size=4, learning_rate=5e-3)

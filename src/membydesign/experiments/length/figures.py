@@ -11,6 +11,7 @@ from membydesign.experiments.shared.style import COLOURS, figure, house_style, s
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from membydesign.experiments.length.config import LengthConfig
     from membydesign.reports.record import Outcome
 
 LINES = (COLOURS["delta"], COLOURS["bayesian"], COLOURS["key_B"], COLOURS["additive"])
@@ -19,31 +20,26 @@ LINES = (COLOURS["delta"], COLOURS["bayesian"], COLOURS["key_B"], COLOURS["addit
 def plot(outcome: Outcome, directory: Path) -> dict[str, Path]:
     """Draw the figure; return {caption: file}."""
     caption = (
-        "Upper row: the distribution of the gains g of new pairs (mean over seeds), at 1 to "
-        f"{outcome.config.times[-1]} times the training length (light to dark). Lower row: recall by length, a line "
-        "for each seed, and the distance of the gains' distribution from that of training."
+        "The distribution of the gains g of new pairs in new and in trained layers (mean over seeds), at 1 to "
+        f"{outcome.config.times[-1]} times the training length (light to dark). Last row: recall by length, a line "
+        "for each seed, and the distance of trained layers' gains from those at the training length."
     )
     with house_style():
         return {caption: save(_draw(outcome), directory / "length.png")}
 
 
 def _draw(outcome: Outcome) -> Any:
-    config, found = outcome.config, outcome.data
-    columns = max(3, len(found))
-    drawing, (upper, lower) = figure(2, columns, width=3.3 * columns, height=5.6, squeeze=False)
-    for panel in (*upper[len(found) :], *lower[3:]):
+    config, found, untrained = outcome.config, outcome.data["designs"], outcome.data["untrained"]
+    columns = max(3, len(config.names))
+    drawing, (new, trained, lower) = figure(3, columns, width=3.3 * columns, height=8, squeeze=False)
+    for panel in (*new[len(config.names) :], *trained[len(config.names) :], *lower[3:]):
         panel.set_visible(False)
-    for panel, (name, runs) in zip(upper, found.items(), strict=False):
-        for i, times in enumerate(config.times):
-            every = [each["gains"][str(times)]["quantiles"] for each in runs]
-            quantiles = [mean(values) for values in zip(*every, strict=True)]
-            colour = shades(0.35 + 0.65 * i / max(1, len(config.times) - 1))
-            odds = [gain / max(1e-6, 1 - gain) for gain in quantiles]
-            panel.plot(odds, QUANTILES, color=colour, lw=2, label=f"{times}×")
-        panel.set(xlabel="variance of the key over the noise of the write, g/(1 − g)", xscale="log", ylim=(0, 1))
-        panel.set_title(name, loc="left")
-    upper[0].set_ylabel("share of new pairs below")
-    upper[0].legend(title="length", fontsize=7, title_fontsize=7)
+    for row, results, which in ((new, untrained, "new layers"), (trained, found, "trained layers")):
+        for panel, name in zip(row, config.names, strict=False):
+            _gains(panel, config, results.get(name, []))
+            panel.set_title(f"{name},\n{which}", loc="left")
+        row[0].set_ylabel("share of new pairs below")
+    new[0].legend(title="length", fontsize=7, title_fontsize=7)
     lengths = [times * config.length for times in config.times]
     panels = dict(zip((*PLACEMENTS, "distance"), lower, strict=False))
     for (name, runs), colour in zip(found.items(), LINES, strict=False):
@@ -60,3 +56,14 @@ def _draw(outcome: Outcome) -> Any:
         panel.set_title(f"recall, pairs {at}" if at in PLACEMENTS else "gains: distance from training", loc="left")
     panels["distance"].legend(fontsize=7)
     return drawing
+
+
+def _gains(panel: Any, config: LengthConfig, runs: list[dict[str, Any]]) -> None:
+    """Draw the distribution of gains at every length, averaged over seeds."""
+    for i, times in enumerate(config.times):
+        every = [each["gains"][str(times)]["quantiles"] for each in runs]
+        quantiles = [mean(values) for values in zip(*every, strict=True)]
+        odds = [gain / max(1e-6, 1 - gain) for gain in quantiles]
+        colour = shades(0.35 + 0.65 * i / max(1, len(config.times) - 1))
+        panel.plot(odds, QUANTILES[: len(odds)], color=colour, lw=2, label=f"{times}×")
+    panel.set(xlabel="variance of the key over the noise, g/(1 − g)", xscale="log", ylim=(0, 1))

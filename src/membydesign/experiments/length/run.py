@@ -23,19 +23,29 @@ def run(config: LengthConfig, context: RunContext) -> Outcome:
     """Train every design with every seed, and measure it at every length."""
     context.stage("training")
     metrics = context.sweep(config.runs())
-    every = {name: [metrics.get(f"{name}-seed{seed}") for seed in range(config.seeds)] for name in config.names}
-    found = {name: done for name, runs in every.items() if (done := [each for each in runs if each is not None])}
+    found, untrained = (_of_designs(config, metrics, kind) for kind in ("", "untrained-"))
     tables = [
         *(_recall(config, found, placement) for placement in PLACEMENTS),
-        _gains(config, found),
+        _gains(config, untrained, "new layers"),
+        _gains(config, found, "trained layers"),
         _training(found),
     ]
-    return Outcome(config, [], {"designs": found}, _notes(config), found, tables)
+    results = {"designs": found, "untrained": untrained}
+    return Outcome(config, [], results, _notes(config), results, tables)
+
+
+def _of_designs(
+    config: LengthConfig, metrics: Mapping[str, dict[str, Any]], kind: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the metrics of the finished runs of a kind by design, one per seed."""
+    every = {n: [metrics.get(f"{n}-{kind}seed{seed}") for seed in range(config.seeds)] for n in config.names}
+    return {name: done for name, runs in every.items() if (done := [each for each in runs if each is not None])}
 
 
 def lacks(config: LengthConfig, metrics: Mapping[str, Any]) -> bool:
     """Return whether results lack a run, such as those of designs that were added to the catalogue since."""
-    return any(len(metrics["designs"].get(name, ())) < config.seeds for name in config.names)
+    kinds = ("designs", "untrained")
+    return any(len(metrics[kind].get(name, ())) < config.seeds for kind in kinds for name in config.names)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -55,7 +65,7 @@ def _recall(config: LengthConfig, found: Mapping[str, list[dict[str, Any]]], pla
     return RecordTable(f"Recall, pairs {placement}", ["design", *_lengths(config)], rows, note + guess)
 
 
-def _gains(config: LengthConfig, found: Mapping[str, list[dict[str, Any]]]) -> RecordTable:
+def _gains(config: LengthConfig, found: Mapping[str, list[dict[str, Any]]], which: str) -> RecordTable:
     rows = [
         [name, *(_spread([each["gains"][str(n)]["distance"] for each in runs]) for n in config.times)]
         for name, runs in found.items()
@@ -64,7 +74,7 @@ def _gains(config: LengthConfig, found: Mapping[str, list[dict[str, Any]]]) -> R
         "Largest difference of the distribution function of gains from that at the training length (Kolmogorov, "
         "0: the same, 1: disjoint), at new pairs of sequences whose pairs are recent."
     )
-    return RecordTable("Gains: distance from training", ["design", *_lengths(config)], rows, note)
+    return RecordTable(f"Gains of {which}: distance from training", ["design", *_lengths(config)], rows, note)
 
 
 def _lengths(config: LengthConfig) -> list[str]:
