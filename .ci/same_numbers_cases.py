@@ -34,7 +34,7 @@ def linear_rows() -> dict[str, mbd.DesignModel]:
     return {
         name: design
         for name, design in mbd.catalogue.items()
-        if isinstance(design, mbd.DesignModel) and name != "robust_writes"
+        if isinstance(design, mbd.DesignModel) and name not in ("robust_writes", "block_diagonal", "low_rank")
     }
 
 

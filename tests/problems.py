@@ -16,6 +16,7 @@ __all__ = [
     "EXACT_DESIGNS",
     "REMOVAL",
     "RULES",
+    "STATIONARY",
     "TRANSITIONS",
     "Problem",
     "random_belief",
@@ -30,6 +31,7 @@ TRANSITIONS = {
     "rotation": mbd.DampedRotation(),
     "rotation_real": mbd.DampedRotation(noise="real"),
 }
+STATIONARY = {f"stationary_{name}": mbd.Stationary(transition) for name, transition in TRANSITIONS.items()}
 RULES = {
     "dense": (mbd.ObserveMemory(), mbd.Dense(prior=1.5)),
     "dense_2_groups": (mbd.ObserveMemory(groups=2), mbd.Dense(prior=1.5)),
@@ -51,13 +53,32 @@ def every_design() -> dict[str, DesignModel]:
         if drift == "rotation_real" and not rule.startswith(("dense", "diagonal")):
             continue  # refused: no process noise (tests/design/test_model.py)
         designs[f"{rule}-{drift}"] = DesignModel(transition, write, covariance)
+    for rule, drift in (  # tests/design/test_stationary.py has the others
+        ("dense", "diagonal"),
+        ("dense_2_groups", "rotation_real"),
+        ("diagonal", "diagonal"),
+    ):
+        drift = f"stationary_{drift}"
+        designs[f"{rule}-{drift}"] = DesignModel(STATIONARY[drift], *RULES[rule])
     return designs
 
 
 DESIGNS = every_design()
 EXACT_DESIGNS = {name: design for name, design in DESIGNS.items() if design.is_exact}
-BEYOND = {"unknown_scale", "robust_writes"}
-"""Rows of the catalogue with tests of their own: tests/design/test_unknown_scale.py and test_student_t.py."""
+BEYOND = {
+    "partial_reset",
+    "discounted",
+    "unknown_scale",
+    "robust_writes",
+    "block_diagonal",
+    "low_rank",
+    "kalman_delta_isotropic",
+    "kalman_delta_diagonal",
+    "comba",
+    "rwkv7",
+}
+"""Rows with tests of their own: in design/ those of covariances that forget, unknown scales, Student-t writes, blocks
+and low rank; in filter/ test_relatives.py, test_recurrences.py and test_removal.py."""
 
 assert {design for name, design in catalogue.items() if name not in BEYOND and isinstance(design, DesignModel)} <= {
     d.replace(covariance=type(d.covariance)()) if d.keeps_covariance else d for d in DESIGNS.values()
@@ -77,7 +98,7 @@ def random_belief(design: DesignModel, *, B: int = 2, H: int = 2, D: int = 4, M:
     return Belief(mean, noise @ noise.mT / D + 0.1 * torch.eye(D, dtype=torch.float64))
 
 
-REMOVAL = DesignModel(mbd.DecayAndRemoval(), mbd.LatentInput(), mbd.MeanOnly())
+REMOVAL = catalogue["rwkv7"]
 """RWKV-7's memory."""
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 
+import membydesign
 from membydesign.install import install_hint
 
 BLOCKED = """
@@ -62,10 +63,9 @@ def test_torch_alone_is_enough():
     import membydesign as mbd
 
     for name, design in mbd.catalogue.items():
-        needs = {p.name for p in design.step_parameters}
-        numbers = {"process_noise": 0.1, "write_noise": 0.1, "prior_variance": 1.0, "log_decay": -0.1}
+        within = {"> 0": 1.0, ">= 0": 0.1, "<= 0": -0.1, "[0, 1]": 0.5, "finite": 0.1}
         q, k, v = torch.rand(3, 1, 5, 2, 4).unbind()
-        out = mbd.filter_sequence(design, q, k, v, **{n: x for n, x in numbers.items() if n in needs})
+        out = mbd.filter_sequence(design, q, k, v, **{p.name: within[p.bound] for p in design.step_parameters})
         assert out.output.shape == (1, 5, 2, 4)
         print(design.describe().title)
     for name in mbd.layers.LAYERS:
@@ -73,7 +73,7 @@ def test_torch_alone_is_enough():
         assert y.shape == (1, 5, 16)
     """
     )
-    assert len(out.splitlines()) == 16
+    assert len(out.splitlines()) == len(membydesign.catalogue)
 
 
 def test_import_pulls_in_nothing_heavy():

@@ -202,6 +202,53 @@ def test_target_write_plateau(seed, l2, r2):
     assert pytest.approx(0.731, abs=5e-4) == theory.TARGET_WRITE_PLATEAU
 
 
+@few
+@given(seed=seeds, l2=variances, r2=variances, writes=st.integers(1, 40))
+def test_same_key_contraction(seed, l2, r2, writes):
+    """Every coordinate of the error at the key shrinks by the same product of gains."""
+    generator = torch.Generator().manual_seed(seed)
+    k, P = unit(generator), random_covariance(generator)
+    mean = torch.randn(D, M, generator=generator, dtype=torch.float64)
+    v = torch.randn(M, generator=generator, dtype=torch.float64)
+    out = write_repeatedly(k, writes, l2, r2, belief_from(P, mean), v)
+    left = theory.same_key_contraction((k @ P @ k).item() + l2, l2, r2, writes)
+    torch.testing.assert_close(out.output[0, -1, 0] - v, left * (mean.T @ k - v), rtol=1e-9, atol=1e-12)
+
+
+@few
+@given(seed=seeds, overlap=overlaps, l2=variances, r2=variances)
+def test_variance_parts(seed, overlap, l2, r2):
+    """Writes of A resolve the first part and remove the second; the third grows by what process noise adds to it."""
+    generator = torch.Generator().manual_seed(seed)
+    k_A, k_B = pair(generator, overlap)
+    before = random_covariance(generator)
+    out = write_repeatedly(k_A, 500, l2, r2, belief_from(before), q=k_B)
+    start, end = theory.variance_parts(before, k_A, k_B), theory.variance_parts(covariance_after(out), k_A, k_B)
+    assert sum(start) == pytest.approx((k_B @ before @ k_B).item())
+    assert sum(end) == pytest.approx(variances_of(out)[-1].item())
+    assert end.along == pytest.approx(overlap**2 * theory.same_key_posterior_variance(l2, r2), rel=1e-6)
+    assert end.cross == pytest.approx(0, abs=1e-9)
+    one_more = write_repeatedly(k_A, 1, l2, r2, out.belief, q=k_B)
+    later = theory.variance_parts(covariance_after(one_more), k_A, k_B)
+    assert later.perpendicular - end.perpendicular == pytest.approx(theory.crowding_rate(overlap, l2), abs=1e-9)
+
+
+@few
+@given(seed=seeds, overlap=overlaps, strength=variances, writes=st.integers(1, 60))
+def test_linear_attention_forgets_without_a_limit(seed, overlap, strength, writes):
+    generator = torch.Generator().manual_seed(seed)
+    k_A, k_B = pair(generator, overlap)
+    mean = torch.randn(D, M, generator=generator, dtype=torch.float64)
+    v_A = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    keys, queries, values = (x.expand(1, writes, 1, -1) for x in (k_A, k_B, strength * v_A))
+    noiseless = {"prior_variance": 1.0, "write_noise": 0.0, "initial": mbd.Belief(mean[None, None])}
+    out = mbd.filter_sequence(mbd.catalogue["linear_attention"], queries, keys, values, **noiseless)
+    b0 = mean.T @ k_B
+    torch.testing.assert_close(out.output[0, -1, 0], theory.additive_readout(b0, v_A, overlap, strength, writes))
+    a, b, _ = theory.additive_readout(b0, v_A, overlap, strength, 10**6).tolist()
+    assert theory.pairwise_retrieval(b, a) < 1e-9
+
+
 @given(target=st.floats(-5, 5), distractor=st.floats(-5, 5))
 def test_margin_is_twice_the_retrieval_less_one(target, distractor):
     p = theory.pairwise_retrieval(target, distractor)
@@ -278,6 +325,7 @@ def test_capacity(seed, n):
     ("call", "message"),
     [
         (lambda: theory.steady_gain(process_noise=-1.0, write_noise=0.1), "process_noise: expected a finite variance"),
+        (lambda: theory.same_key_contraction(1.0, 0.1, 0.0, 3), "write_noise: expected a variance > 0, got 0"),
         (lambda: theory.crowding_rate(overlap=2.0, process_noise=0.1), "overlap: expected a cosine"),
         (lambda: theory.boundary_gain(0.5, 0.1, float("nan"), 1.0), "variance_B: expected a finite variance"),
         (lambda: theory.warped_key_angle(-2.0, 1.0, 1.0), "overlap: expected a cosine"),

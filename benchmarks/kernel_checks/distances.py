@@ -77,8 +77,8 @@ def step(design: mbd.DesignModel, arguments: dict[str, Any]) -> dict[str, float]
     inputs = check_inputs(design, arguments["q"], arguments["k"], arguments["v"], parameters, lead="B,T,H")
     inputs = inputs.between(LENGTH - 1, LENGTH)
     single = before.map(lambda x: x.float())
-    drift, rows, x = dense_problem(design, inputs)
-    stepped = step_triton(drift, rows, single, x.map(lambda part: part[:, 0]))
+    drift, noise, x = dense_problem(design, inputs)
+    stepped = step_triton(drift, noise, single, x.map(lambda part: part[:, 0]))
     assert stepped is not None
     output, after, _ = stepped
     results = {"output": output, "mean": after.mean, "covariance": after.covariance}

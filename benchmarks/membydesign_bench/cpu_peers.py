@@ -1,8 +1,8 @@
 """Time Gated DeltaNet, KDA and the Bayesian Layer against others' fastest CPU kernels: ONNX Runtime's and vLLM's.
 
-Both are optional. ONNX Runtime has the rules as one operator, `LinearAttention` of com.microsoft, forward only. vLLM has
-Gated DeltaNet in bfloat16 for D = 64 and 128, on CPUs with bfloat16 products. They run on as many threads as torch does
-(`--threads`).
+Both are optional. ONNX Runtime has the rules as one operator, `LinearAttention` of com.microsoft, forward only.
+vLLM has Gated DeltaNet in bfloat16 for D = 64 and 128, on CPUs with bfloat16 products.
+They run on as many threads as torch does (`--threads`).
 """
 
 from __future__ import annotations

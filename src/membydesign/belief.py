@@ -151,6 +151,76 @@ class DiagonalBelief(Belief):
         return torch.diag_embed(self.covariance)
 
 
+class BlockBelief(Belief):
+    """A belief that keeps blocks on the diagonal of its covariance.
+
+    Attributes:
+        mean: M, [B,H,D,M].
+        covariance: the blocks of P, [B,H,G,D/size,size,size].
+    """
+
+    __slots__ = ()
+
+    def variance(self, q: Tensor) -> Tensor:
+        r"""The variance $q^\top P q$ of each coordinate of the read-out at q, [B,H,D]: [B,H,G]."""
+        self._check("q", q, self.mean.shape[:3])
+        q = q.unflatten(-1, self.covariance.shape[-3:-1])[:, :, None, :, None]  # [B,H,1,D/size,1,size]
+        return (product(q, self.covariance) * q).sum((-3, -2, -1)).clamp_min(0)
+
+    def dense_covariance(self) -> Tensor:
+        """P as matrices [B,H,G,D,D]."""
+        return from_blocks(self.covariance)
+
+
+def from_blocks(blocks: Tensor) -> Tensor:
+    """Matrices [...,n·size,n·size] with these blocks on the diagonal, [...,n,size,size], and zeros elsewhere."""
+    matrices = torch.diag_embed(blocks.movedim(-3, -1))  # [...,size,size,n,n]
+    return matrices.movedim((-2, -4, -1, -3), (-4, -3, -2, -1)).flatten(-4, -3).flatten(-2, -1)
+
+
+class Resolved(NamedTuple):
+    r"""A covariance that is the prior's except in a few directions, $P = \sigma^2 (I - W^\top W)$.
+
+    Attributes:
+        rows: W, [B,H,G,R,D]: what writes have resolved. Rows turned among each other are the same covariance.
+        prior: σ², [B,H,G].
+    """
+
+    rows: Tensor
+    prior: Tensor
+
+    def quadratic(self, q: Tensor) -> Tensor:
+        r"""$q^\top P q = \sigma^2(\lVert q \rVert^2 - \lVert W q \rVert^2)$, at least 0: [B,H,G] for q [B,H,D]."""
+        resolved = product(self.rows, q[:, :, None, :, None])[..., 0].square().sum(-1)
+        return self.prior * (q.square().sum(-1, keepdim=True) - resolved).clamp_min(0)
+
+    def dense(self) -> Tensor:
+        """P as matrices [B,H,G,D,D], symmetric to the last bit."""
+        resolved = product(self.rows.mT, self.rows)
+        identity = torch.eye(self.rows.shape[-1], dtype=resolved.dtype, device=resolved.device)
+        return self.prior[..., None, None] * (identity - (resolved + resolved.mT) / 2)
+
+
+class LowRankBelief(Belief):
+    """A belief whose covariance is the prior's except in a few directions.
+
+    Attributes:
+        mean: M, [B,H,D,M].
+        covariance: W and σ², a `Resolved`.
+    """
+
+    __slots__ = ()
+
+    def variance(self, q: Tensor) -> Tensor:
+        r"""The variance $q^\top P q$ of each coordinate of the read-out at q, [B,H,D]: [B,H,G]."""
+        self._check("q", q, self.mean.shape[:3])
+        return self.covariance.quadratic(q)
+
+    def dense_covariance(self) -> Tensor:
+        """P as matrices [B,H,G,D,D]."""
+        return self.covariance.dense()
+
+
 class ScaledBelief(NamedTuple):
     r"""A Gaussian belief whose variances are known up to one factor: the state of `UnknownScale`.
 
@@ -211,7 +281,7 @@ class ScaledBelief(NamedTuple):
 
 
 # torch.load reads saved beliefs without unpickling code
-torch.serialization.add_safe_globals([Belief, DiagonalBelief, ScaledBelief])
+torch.serialization.add_safe_globals([Belief, DiagonalBelief, BlockBelief, LowRankBelief, Resolved, ScaledBelief])
 
 
 def innovation_squares(error: Tensor, precision: Tensor) -> Tensor:

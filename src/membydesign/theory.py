@@ -171,6 +171,37 @@ def cross_key_balance(
     )
 
 
+class VarianceParts(NamedTuple):
+    r"""The variance along $k_B = \rho k_A + \sqrt{1-\rho^2}\,e_\perp$ in parts, which add up to $k_B^\top P k_B$.
+
+    Attributes:
+        along: $\rho^2\, k_A^\top P k_A$, which writes of A resolve.
+        cross: $2\rho\sqrt{1-\rho^2}\; k_A^\top P e_\perp$, which vanishes under many writes of A.
+        perpendicular: $(1-\rho^2)\, e_\perp^\top P e_\perp$, which writes of A do not reach.
+    """
+
+    along: float
+    cross: float
+    perpendicular: float
+
+
+def variance_parts(covariance: Tensor, k_A: Tensor, k_B: Tensor) -> VarianceParts:
+    r"""Split the variance along $k_B$ into what it shares with $k_A$ and what it does not.
+
+    Args:
+        covariance: P, [D,D].
+        k_A: unit norm, [D].
+        k_B: unit norm, [D].
+    """
+    overlap = k_A @ k_B
+    shared, rest = overlap * k_A, k_B - overlap * k_A
+    return VarianceParts(
+        along=(shared @ covariance @ shared).item(),
+        cross=(2 * shared @ covariance @ rest).item(),
+        perpendicular=(rest @ covariance @ rest).item(),
+    )
+
+
 def crowding_rate(overlap: float, process_noise: float) -> float:
     r"""How fast uncertainty along $k_B$ grows per step while $k_A$ is written: $(1-\rho^2)\ell^2$ (Corollary 4)."""
     _check_overlap(overlap)
@@ -216,6 +247,51 @@ def warped_key_angle(overlap: float, variance_B: float, variance_perp: float) ->
 def warped_key_angle_limit(overlap: float) -> float:
     r"""The limit of `warped_key_angle` as $\bar\sigma_\perp^2/\bar\sigma_B^2 \to \infty$: $\arcsin|\rho|$."""
     return math.asin(abs(overlap))
+
+
+# --- Read-outs under repeated writes ---
+
+
+def same_key_contraction(predicted_variance: float, process_noise: float, write_noise: float, writes: int) -> float:
+    r"""The share of the error that is left after repeated writes of one key and value: $\prod_{s=1}^n (1-g_s)$.
+
+    $M_n^\top k - v = \prod_s (1-g_s)\,(M_0^\top k - v)$, where $g_s = x_s/(r^2+x_s)$ and the predicted variance obeys
+    $x_{s+1} = r^2x_s/(r^2+x_s) + \ell^2$.
+
+    Args:
+        predicted_variance: $x_1 = k^\top\bar P k$ at the first of these writes.
+        process_noise: $\ell^2$.
+        write_noise: $r^2 > 0$.
+        writes: n.
+    """
+    _check_variances(predicted_variance=predicted_variance, process_noise=process_noise, write_noise=write_noise)
+    if write_noise == 0:
+        raise ValueError("write_noise: expected a variance > 0, got 0")
+    left, x = 1.0, predicted_variance
+    for _ in range(writes):
+        kept = 1 - gain(x, write_noise)
+        left *= kept
+        x = kept * x + process_noise
+    return left
+
+
+def additive_readout(b0: Tensor, v_A: Tensor, overlap: float, strength: float, writes: int) -> Tensor:
+    r"""Linear attention's read-out at $k_B$ after n writes of A: $b_n = b_0 + n\gamma\rho v_A$.
+
+    It has no limit: with one-hot values $b_n(B) - b_n(A) \to -\infty$ for $\rho > 0$, so retrieval of B goes to 0.
+
+    Args:
+        b0: the read-out at $k_B$ before those writes, [M].
+        v_A: the value written, [M].
+        overlap: $\rho$.
+        strength: $\gamma$, what each write is multiplied by.
+        writes: n.
+
+    Returns:
+        $b_n$, [M].
+    """
+    _check_overlap(overlap)
+    return b0 + writes * strength * overlap * v_A
 
 
 # --- Plateaus of panel (a) of the collision figure ---

@@ -2,17 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from membydesign.cli.app import app
+from membydesign.data.seeds import generator
 from membydesign.experiments.crowding import run as crowding
 from membydesign.experiments.crowding.config import best_scale
+from membydesign.experiments.crowding.unlearned import unlearned_answers
 from membydesign.experiments.recall import run as recall
 from membydesign.experiments.recall.config import metrics
-from membydesign.experiments.shared.addressed import COMPARED, UPDATES
+from membydesign.experiments.shared.addressed import COMPARED, PRIOR, UPDATES, WRITE_NOISE
 from membydesign.experiments.shared.addressed_sweep import OPEN, Results
 from spent import cpu_seconds
 
@@ -69,6 +72,19 @@ def test_results_over_seeds():
     assert str(results.test("bayesian_layer", "a", "x")) == "3.000 ± 2.646"
 
 
+def test_without_process_noise_the_unlearned_filter_is_ridge_regression():
+    config = replace(crowding.PRESETS["smoke"], test_examples=4)
+    step = {"process_noise": 0.0, "write_noise": WRITE_NOISE}
+    logits, answers = unlearned_answers(config, 24, "test", UPDATES["bayesian_layer"].design, step)
+    batch = config.task.sample(4, 24, generator("crowding", "test", 24))
+    keys, asked = batch.addresses.double().split((24, config.task.queries), 1)
+    values = batch.tokens[:, :24, -config.task.labels :].double()
+    ridge = keys.mT @ keys + WRITE_NOISE / PRIOR * torch.eye(config.task.address_dim)
+    expected = asked @ torch.linalg.solve(ridge, keys.mT @ values)
+    torch.testing.assert_close(logits.double(), expected.flatten(0, 1), rtol=0, atol=1e-5)
+    assert torch.equal(answers, batch.answers.flatten())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["recall", "crowding"])
 def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
@@ -83,7 +99,7 @@ def test_a_smoke_run_writes_a_complete_report(experiment, tmp_path):
     report = (out / "report.md").read_text()
     assert all(UPDATES[update].title in report for update in COMPARED)
     assert "What the paper leaves open" in report
-    assert len(list((out / "runs").glob("*/metrics.json"))) == 2 * 7
+    assert len(list((out / "runs").glob("*/metrics.json"))) == {"recall": 14, "crowding": 16}[experiment]
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
     assert "holds training runs; continue them with --resume" in again.stderr

@@ -57,7 +57,8 @@ def no_way_out(request, monkeypatch):
 def moderate(problem):
     """Writes that are not much surer than memory: float32 in chunks is enough for them."""
     parameters = dict(problem.parameters)
-    parameters["process_noise"] = 0.05 * parameters["process_noise"]
+    noise = "process_noise" if "process_noise" in parameters else "stationary_variance"
+    parameters[noise] = 0.05 * parameters[noise]
     parameters["write_noise"] = 0.2 + parameters["write_noise"]
     return replace(problem, parameters=parameters)
 
@@ -104,7 +105,17 @@ def assert_within_table(found):
         assert distance <= FLOAT32[what.partition(" ")[0]], f"{what}: {distance:.1e}"
 
 
-@pytest.mark.parametrize("name", ["dense-identity", "dense-scalar", "dense-diagonal", "dense_2_groups-rotation_real"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dense-identity",
+        "dense-scalar",
+        "dense-diagonal",
+        "dense_2_groups-rotation_real",
+        "dense-stationary_diagonal",
+        "dense_2_groups-stationary_rotation_real",
+    ],
+)
 def test_float64(name):
     """Three chunks, the last one ragged; the mathematics without rounding to speak of."""
     found = distances(name, 37, 16, dtype=torch.float64)
@@ -121,6 +132,7 @@ def test_float64(name):
         ("dense_2_groups-rotation_real", 20, 16, 6),
         ("dense_per_column-diagonal", 5, 12, 4),
         ("dense-scalar", 17, 128, 24),
+        ("dense-stationary_diagonal", 17, 64, 64),
     ],
 )
 def test_float32(name, T, D, M):

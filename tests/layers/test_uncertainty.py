@@ -245,3 +245,25 @@ def test_evidence_trains_noise_to_what_the_values_have():
         (-found.log_evidence.mean()).backward()
         optimizer.step()
     assert math.isclose(noise(x).mean().item(), 0.09, rel_tol=0.05)
+
+
+def test_a_learned_variance_has_no_floor_if_it_is_told_so():
+    x = torch.zeros(1, 3, 4)
+    kept = LearnedParameter("process_noise", mbd.Learned(1e-3), 4, (2,), ">= 0")
+    free = LearnedParameter("process_noise", mbd.Learned(1e-5, floor=0), 4, (2,), ">= 0")
+    for noise, start in ((kept, 1e-3), (free, 1e-5)):
+        torch.testing.assert_close(noise(x), torch.full((1, 3, 2), start), rtol=1e-5, atol=0)
+    with torch.no_grad():
+        kept.bias.fill_(-40.0)
+        free.bias.fill_(-40.0)
+    assert (kept(x) == 1e-4).all()
+    torch.testing.assert_close(free(x), torch.full((1, 3, 2), -40.0).exp())
+
+
+def test_a_floor_is_stated_in_json_and_checked():
+    layer: Any = make_layer("bayesian_layer", 8, 2, 4, process_noise={"learned": 1e-5, "floor": 0})
+    torch.testing.assert_close(layer.noises["process_noise"](torch.zeros(1, 1, 8)), torch.full((1, 1, 2), 1e-5))
+    with pytest.raises(ValueError, match=r"Learned\(initial\): expected a variance above 0\.0001, got 1e-05"):
+        make_layer("bayesian_layer", 8, 2, 4, process_noise={"learned": 1e-5})
+    with pytest.raises(ValueError, match=r"Learned\(floor\): expected at least 0, got -1\.0"):
+        mbd.Learned(0.05, floor=-1.0)

@@ -1,4 +1,4 @@
-"""Models with the catalogue's designs beyond the paper: unknown scales and robust writes."""
+"""Models with the catalogue's designs beyond the paper: unknown scales, robust writes, structured covariances."""
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false
@@ -12,7 +12,8 @@ from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM
 from membydesign.testing import assert_close
 
 VOCABULARY = 31
-each = pytest.mark.parametrize("name", ["unknown_scale", "robust_writes"])
+NAMES = ["partial_reset", "discounted", "unknown_scale", "robust_writes", "block_diagonal", "low_rank"]
+each = pytest.mark.parametrize("name", NAMES)
 
 
 def config(name: str) -> MemoryConfig:

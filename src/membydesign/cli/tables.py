@@ -93,7 +93,8 @@ def show_facts(title: str, facts: Sequence[tuple[str, Sequence[str]]]) -> None:
     needed = max(cell_len(line) for _, lines in facts for line in lines)
     stacked = out.width - indented < min(needed, READABLE)
     left = 2 * INDENT if stacked else indented
-    print(title)
+    for piece in Text(title).wrap(out, out.width):
+        print(piece.plain.rstrip())
     for name, lines in facts:
         label = " " * INDENT + name
         if stacked:

@@ -1,18 +1,32 @@
 """What a memory assumes: any `Design`; `DesignModel` composes a transition, a write and a covariance; the catalogue."""
 
 from membydesign.design.additive import AdditiveDesign, Sums
+from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift, WholeMatrix
+from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
+from membydesign.design.explained_alone import EntryBelief, EntryDesign, KalmanLinearAttention, Palimpsa
+from membydesign.design.feedback import KeyFeedback
+from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
 from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
+from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
+from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
+from membydesign.design.low_rank import LowRank
+from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
+from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
+from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.retention import Discounted, Forgetting, ForgettingCovariance, PartialReset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
+from membydesign.design.stationary import Stationary
+from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics
 from membydesign.design.student_t import StudentTWrite
 from membydesign.design.transition import (
     DampedRotation,
@@ -32,34 +46,63 @@ from membydesign.design.write import LatentInput, Observation, ObserveMemory, Wr
 __all__ = [
     "AdditiveDesign",
     "Assumptions",
+    "Block",
     "Catalogue",
     "CategoricalMemory",
+    "ChosenGain",
     "CountMemory",
     "Counts",
     "Covariance",
+    "Curved",
     "DampedRotation",
     "DecayAndRemoval",
+    "DeltaProduct",
     "Dense",
     "Description",
     "Design",
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Discounted",
+    "Drift",
+    "EntryBelief",
+    "EntryDesign",
     "Equation",
     "Flaw",
+    "Forgetting",
+    "ForgettingCovariance",
     "Gains",
     "Gate",
+    "GatedDeltaRule2",
     "HiddenMarkov",
     "Identity",
+    "InformationDiagonal",
+    "Isotropic",
+    "IsotropicBelief",
+    "KalmaNetMemory",
+    "KalmanLinearAttention",
+    "KeyFeedback",
     "LatentInput",
     "Learned",
+    "LinearRecurrence",
+    "LowRank",
+    "MLSTMMemory",
     "MeanOnly",
+    "MesaMemory",
+    "Normalised",
     "Observation",
     "ObserveMemory",
+    "Palimpsa",
+    "PartialReset",
+    "PenalisedLeastSquares",
+    "PenalisedMemory",
     "PerColumnReset",
+    "PreconditionedDelta",
     "Reading",
+    "Recurrence",
     "Removal",
     "Reset",
+    "RidgeDesign",
     "RowDrift",
     "RowNoise",
     "ScalarDecay",
@@ -67,6 +110,8 @@ __all__ = [
     "Spectrum",
     "StateBelief",
     "StateSize",
+    "Stationary",
+    "Statistics",
     "Step",
     "StepParameter",
     "StudentTWrite",
@@ -74,8 +119,10 @@ __all__ = [
     "Transition",
     "UnknownScale",
     "Votes",
+    "WholeMatrix",
     "Write",
     "WriteEvent",
+    "Writes",
     "Written",
     "catalogue",
     "real_rows",

@@ -12,6 +12,7 @@ from membydesign.belief import DiagonalBelief
 from membydesign.design.covariance import (
     PREDICTED,
     Covariance,
+    Drift,
     Gains,
     SequenceDrift,
     check_prior,
@@ -24,8 +25,9 @@ from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
+    from membydesign.design.sources import Source
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 
@@ -57,6 +59,11 @@ class Diagonal(Covariance):
         check_prior("Diagonal", self.prior)
 
     @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
+
+    @property
     def equations(self) -> tuple[Equation, ...]:
         """P̄ = A P Aᵀ + ℓ²N, P = diag(P̄ − βuuᵀ)."""
         return (
@@ -72,7 +79,7 @@ class Diagonal(Covariance):
         """p₀ for every row and group."""
         return torch.full((sizes.batch, sizes.heads, groups, sizes.D), self.prior, dtype=dtype, device=device)
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """A diag(p) Aᵀ + Q, which a rotation makes more than diagonal."""
         del step
         return drifted(torch.diag_embed(kept))
@@ -202,10 +209,10 @@ def diagonal_gains(start: Tensor, k: Tensor, drift: SequenceDrift) -> DiagonalGa
 def _diagonal_gains(start: Tensor, k: Tensor, drift: SequenceDrift, *, careful: bool) -> DiagonalGains:
     """The same; only if `careful` are rows that a sure write resolves positive by construction."""
     assert drift.noise is not None
-    rows, process_noise, noise_rows = drift.rows, drift.noise.variance, drift.noise.rows
+    rows = drift.rows
     # one unbind for all tokens: the gradient of each x[:, t] would be as large as x
     squared_decay = (2 * rows.of_rows()).exp()[:, :, :, None].unbind(1)
-    noise = (process_noise[..., None] * noise_rows)[:, :, :, None].unbind(1)
+    noise = drift.noise.entering(rows)[:, :, :, None].unbind(1)
     keys, write_noise = k[:, :, :, None].unbind(1), drift.write_noise.unbind(1)
     angle = None if rows.angle is None else rows.angle[:, :, :, None].unbind(1)
     p, every = start, []

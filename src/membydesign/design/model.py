@@ -13,15 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from membydesign.design.covariance import Covariance
+from membydesign.design.covariance import Covariance, Drift
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
-from membydesign.design.transition import Transition
+from membydesign.design.stationary import Stationary
+from membydesign.design.transition import FREE_NOISE, Transition
 from membydesign.design.write import Write
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     import torch
@@ -170,20 +171,13 @@ class DesignModel(Design):
             return Reading(mean)
         return Reading(mean, self.covariance.variance(state.covariance, q, self.write.noise(step), step))
 
-    def drifted(self, mean: Tensor, step: Step) -> Callable[[Tensor], Tensor]:
+    def drifted(self, mean: Tensor, step: Step) -> Drift:
         """The map from P, [B,H,G,D,D], to A P Aᵀ + Q at a step; only the shape of mean, [B,H,D,M], matters."""
         # the parameters of A with an axis for the noise groups
-        grouped = {parameter.name: step[parameter.name].unsqueeze(2) for parameter in self.transition.step_parameters}
-
-        def drifted(P: Tensor) -> Tensor:
-            half = self.transition.apply(P, grouped)  # A P
-            P = self.transition.apply(half.mT, grouped)  # A (A P)ᵀ = A P Aᵀ
-            P = (P + P.mT) / 2  # symmetric to the last bit
-            if self.has_process_noise:
-                P = P + self.transition.noise_covariance(mean, step)[:, :, None]
-            return P
-
-        return drifted
+        parameters = {p.name: step[p.name].unsqueeze(2) for p in self.transition.step_parameters}
+        grouped = Step(parameters, step.k.unsqueeze(2))
+        noise = self.transition.noise_covariance(mean, step)[:, :, None] if self.has_process_noise else None
+        return Drift(lambda x: self.transition.apply(x, grouped), noise)
 
     def gain_groups(self, M: int) -> int:
         """How many gains a write has: G, or one for each of the M value columns under `PerColumnReset`."""
@@ -212,6 +206,12 @@ class DesignModel(Design):
         needed = {parameter.name for parameter in self.step_parameters}
         return {name: source for name, source in named.items() if name in needed}
 
+    def with_stationary_noise(self) -> DesignModel | None:
+        """The same design with noise that returns memory to its prior; None if it has no process noise."""
+        if not self.has_process_noise:
+            return None
+        return self if isinstance(self.transition, Stationary) else self.replace(transition=Stationary(self.transition))
+
     def layer_key_size(self, D: int) -> int:
         """As the transition has it."""
         return self.transition.layer_key_size(D)
@@ -220,9 +220,13 @@ class DesignModel(Design):
         """As the transition has it."""
         return self.transition.layer_keys(x)
 
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """As the transition has it."""
+        return self.transition.layer_parameters(parameters)
+
     def assumptions(self) -> Assumptions:
         """The classes of its three parts."""
-        return Assumptions(*(type(part).__name__ for part in (self.transition, self.write, self.covariance)))
+        return Assumptions(self.transition.label, type(self.write).__name__, type(self.covariance).__name__)
 
     def state_formula(self) -> str:
         """The state size in the letters of the legend, such as `D·M + D²`."""
@@ -252,7 +256,7 @@ class DesignModel(Design):
     def equations(self) -> tuple[tuple[str, tuple[Equation, ...]], ...]:
         """Its equations by heading."""
         if self.write.observes_memory:
-            kept = self.covariance.equations
+            kept = [equation.with_term(FREE_NOISE, self.transition.noise_law) for equation in self.covariance.equations]
             return (
                 ("memory drifts", (self._drift_law(), self.transition.matrix)),
                 ("a write observes", self.write.density),
@@ -269,12 +273,15 @@ class DesignModel(Design):
         )
 
     def _drift_law(self) -> Equation:
-        rows = self.transition.process_noise_shape
-        return Equation(
-            f"S_t | S_{{t-1}} ~ N(A_t S_{{t-1}}, ℓ_t² N),  N = {rows.text}",
-            r"\mathbf{S}_t \mid \mathbf{S}_{t-1} \sim \mathcal{N}(\mathbf{A}_t \mathbf{S}_{t-1},\ \ell_t^2 \mathbf{N}),"
-            rf"\quad \mathbf{{N}} = {rows.latex}",
+        noise, rows = self.transition.noise_law, self.transition.process_noise_shape
+        law = Equation(
+            f"S_t | S_{{t-1}} ~ N(A_t S_{{t-1}}, {noise.text})",
+            r"\mathbf{S}_t \mid \mathbf{S}_{t-1} \sim "
+            rf"\mathcal{{N}}(\mathbf{{A}}_t \mathbf{{S}}_{{t-1}},\ {noise.latex})",
         )
+        if rows is None:
+            return law
+        return Equation(f"{law.text},  N = {rows.text}", rf"{law.latex},\quad \mathbf{{N}} = {rows.latex}")
 
     def summary(self) -> str:
         """Its three parts."""

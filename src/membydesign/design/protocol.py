@@ -206,6 +206,10 @@ class Design(ABC):
         """Where a layer takes step parameters from; parameters that are not named here follow their bounds."""
         return {}
 
+    def with_stationary_noise(self) -> Design | None:
+        """The same design with process noise that returns memory to its prior; None (the default) if unavailable."""
+        return None
+
     def layer_key_size(self, D: int) -> int:
         """How many entries of each key and query a layer maps from its input."""
         return D
@@ -221,6 +225,13 @@ class Design(ABC):
         from torch.nn.functional import softplus
 
         return softplus(x)
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring the step parameters that a layer mapped from its input into a form that keeps memory stable.
+
+        Bounds act on single numbers; override this for parameters that belong together, such as a key of length one.
+        """
+        return parameters
 
     def assumptions(self) -> Assumptions:
         """Its assumptions in one word each, for tables; by default the name of its class."""

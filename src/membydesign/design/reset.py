@@ -12,10 +12,9 @@ from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Gate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
+    from membydesign.design.covariance import Drift
     from membydesign.design.protocol import Step
     from membydesign.design.write import Write, WriteEvent
     from membydesign.state import Sizes
@@ -45,7 +44,7 @@ class _IsotropicReset(_NothingKept):
         """λ with an axis of value columns, [..., 1] or [..., M]."""
         raise NotImplementedError
 
-    def predict(self, kept: None, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: None, drifted: Drift, step: Step) -> Tensor:
         """λ, [B,H,1] or [B,H,M]."""
         del kept, drifted
         return self._prior_variance(step["prior_variance"])
@@ -198,7 +197,7 @@ class MeanOnly(_NothingKept):
     has_gain = False
     has_variance = False
 
-    def predict(self, kept: None, drifted: Callable[[Tensor], Tensor], step: Step) -> None:
+    def predict(self, kept: None, drifted: Drift, step: Step) -> None:
         """None: no covariance is predicted."""
 
     def times(self, predicted: None, k: Tensor) -> Tensor:

@@ -25,6 +25,10 @@ class Equation:
     text: str
     latex: str
 
+    def with_term(self, old: Equation, new: Equation) -> Equation:
+        """The same equation with one term replaced, wherever it occurs."""
+        return Equation(self.text.replace(old.text, new.text), self.latex.replace(old.latex, new.latex))
+
 
 class StateSize(NamedTuple):
     """Numbers kept per head between two tokens.

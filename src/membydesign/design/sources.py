@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 FLOOR = 1e-4
-"""ε: the smallest variance that a layer learns."""
+"""ε: the smallest variance that a layer learns, unless its source says otherwise."""
 
 
 @final
@@ -20,15 +20,23 @@ class Learned:
 
     "> 0" and ">= 0" give $\mathrm{softplus}(Wx + b) + \epsilon$, "<= 0" gives $-\mathrm{softplus}(Wx + b)$, "[0, 1]"
     gives $\sigma(Wx + b)$, and an unbounded parameter $Wx + b$.
+
+    Args:
+        initial: where it starts.
+        floor: ε, the smallest variance that it can reach. With 0 a variance may become as small as training makes it:
+            far below one, softplus is an exponential, so its logarithm is learned.
     """
 
     initial: float
+    floor: float = FLOOR
 
     def __post_init__(self) -> None:
-        if isinstance(self.initial, bool) or not isinstance(self.initial, (int, float)):
-            raise ValueError(f"Learned(initial): expected a number, got {self.initial!r}")
-        if not math.isfinite(self.initial):
-            raise ValueError(f"Learned(initial): expected a finite number, got {self.initial!r}")
+        for name in ("initial", "floor"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"Learned({name}): expected a finite number, got {value!r}")
+        if self.floor < 0:
+            raise ValueError(f"Learned(floor): expected at least 0, got {self.floor!r}")
 
 
 @final

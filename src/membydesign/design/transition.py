@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
+from membydesign.design.row_drift import Removal, RowDrift, RowNoise
 from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Learned, Source, Spectrum
 from membydesign.products import product
@@ -21,56 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PROCESS_NOISE = StepParameter("process_noise", "ℓ_t²", bound=">= 0")
-
-
-class Removal(NamedTuple):
-    r"""What a drift takes out of memory besides its decay: $A_t = \mathrm{diag}(w_t) - b_t \kappa_t^\top$.
-
-    Attributes:
-        key: κ, what is read from memory to be removed, [B,T,H,D].
-        direction: b, where it is removed, [B,T,H,D].
-    """
-
-    key: Tensor
-    direction: Tensor
-
-
-class RowDrift(NamedTuple):
-    r"""A drift that is a decay of each row or a damped turn of each interleaved pair of rows, for the chunked kernels.
-
-    Attributes:
-        log_decay: logarithms of the decays, at most 0: [B,T,H,1] shared by all rows, or [B,T,H,D]; or, with an angle,
-            [B,T,H,D/2] for pairs of rows.
-        angle: turn of each pair in radians, [B,T,H,D/2], or None.
-        removal: what is taken out of memory besides, or None.
-    """
-
-    log_decay: Tensor
-    angle: Tensor | None = None
-    removal: Removal | None = None
-
-    def of_rows(self) -> Tensor:
-        """The decays of rows, [B,T,H,1] or [B,T,H,D]."""
-        pairs = self.angle is not None and 1 < self.log_decay.shape[-1] == self.angle.shape[-1]
-        return self.log_decay.repeat_interleave(2, -1) if pairs else self.log_decay
-
-    def of_pairs(self) -> Tensor:
-        """The decays of the pairs of rows that turn, [B,T,H,D/2]."""
-        assert self.angle is not None
-        each_row = self.log_decay.shape[-1] == 2 * self.angle.shape[-1]
-        return self.log_decay[..., 0::2] if each_row else self.log_decay.expand_as(self.angle)
-
-
-class RowNoise(NamedTuple):
-    """Process noise that is one variance for some of the rows, for the chunked kernels.
-
-    Attributes:
-        variance: ℓ², [B,T,H].
-        rows: the diagonal of N: ones, and zeros for rows that receive no noise, [D]; [1] if all rows are alike.
-    """
-
-    variance: Tensor
-    rows: Tensor
+FREE_NOISE = Equation("ℓ_t² N", r"\ell_t^2 \mathbf{N}")
+"""Process noise in the equations of designs."""
 
 
 class Transition(ABC):
@@ -108,9 +61,19 @@ class Transition(ABC):
         """
 
     @property
-    def process_noise_shape(self) -> Equation:
-        """The equation of N, the rows that process noise reaches."""
+    def process_noise_shape(self) -> Equation | None:
+        """The equation of N, the rows that process noise reaches; None if its law has no N."""
         return Equation("I", r"\mathbf{I}")
+
+    @property
+    def noise_law(self) -> Equation:
+        """Q_t in the equations of a design."""
+        return FREE_NOISE
+
+    @property
+    def label(self) -> str:
+        """What tables call it: by default its class."""
+        return type(self).__name__
 
     def noise_rows(self, x: Tensor) -> Tensor | None:
         """The diagonal of N for a memory x, [..., D, n]: [D], in the type of x; None if it is all ones."""
@@ -137,7 +100,7 @@ class Transition(ABC):
         return None
 
     def row_noise(self, parameters: Mapping[str, Tensor], k: Tensor) -> RowNoise | None:
-        """Q_t as one variance for some of the rows, if it has that form; arguments as for `row_drift`."""
+        """Q_t as independent noise of rows, if it has that form; arguments as for `row_drift`."""
         if type(self).noise_covariance is not Transition.noise_covariance:
             return None
         rows = self.noise_rows(k.mT)
@@ -152,6 +115,10 @@ class Transition(ABC):
         """Why this transition has no meaning in a design without process noise; None if it has."""
         return None
 
+    def with_drift(self, drift: Transition) -> Transition:
+        """Another drift, with the kind of process noise that this one has."""
+        return drift
+
     def layer_key_size(self, D: int) -> int:
         """How many entries of each key and query a layer maps from its input."""
         return D
@@ -159,6 +126,10 @@ class Transition(ABC):
     def layer_keys(self, x: Tensor) -> Tensor:
         """Place what a layer mapped from its input on the D rows of memory."""
         return x
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring step parameters that a layer mapped from its input into a form that keeps memory stable."""
+        return parameters
 
 
 @final
@@ -363,6 +334,14 @@ class DecayAndRemoval(Transition):
         del k
         removal = Removal(parameters["removal_key"], parameters["removal"])
         return RowDrift(parameters["log_decay"], removal=removal)
+
+    def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
+        """Bring κ to length one, and b to a ⊙ κ with rates a = σ(b): as RWKV-7 has them, for mapped κ and b."""
+        key, removal = parameters["removal_key"], parameters["removal"]
+        if isinstance(key, (int, float)) or isinstance(removal, (int, float)):  # numbers that a user fixed
+            return parameters
+        key = torch.nn.functional.normalize(key, dim=-1)
+        return {**parameters, "removal_key": key, "removal": removal.sigmoid() * key}
 
 
 def real_rows(x: Tensor) -> Tensor:

@@ -249,6 +249,11 @@ class UnknownScale(Design):
         """The base's, and a discount that starts by forgetting one hundredth per token."""
         return {**self.base.sources(), **({"discount": Learned(0.99)} if self.discount else {})}
 
+    def with_stationary_noise(self) -> UnknownScale | None:
+        """The same around a base with such noise; None if it has no process noise."""
+        base = self.base.with_stationary_noise()
+        return None if base is None else self.replace(base=base)
+
     def layer_key_size(self, D: int) -> int:
         """As the base has it."""
         return self.base.layer_key_size(D)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from membydesign.design import Covariance, Dense, DesignModel, LatentInput, RowDrift, SequenceDrift
+from membydesign.design import Covariance, Dense, DesignModel, Drift, LatentInput, RowDrift, RowNoise, SequenceDrift
 from membydesign.state import map_state
 
 if TYPE_CHECKING:
@@ -23,14 +23,12 @@ class DenseInputs(NamedTuple):
         q: queries, [B,T,H,D].
         k: write keys, [B,T,H,D].
         v: written values, [B,T,H,M].
-        process_noise: ℓ², [B,T,H].
         write_noise: r², [B,T,H,G].
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    process_noise: Tensor
     write_noise: Tensor
 
     def map(self, f: Callable[[Tensor], Tensor]) -> DenseInputs:
@@ -39,10 +37,10 @@ class DenseInputs(NamedTuple):
 
 
 class DenseProblem(NamedTuple):
-    """A design with a dense covariance, as its kernels see it: drift, rows that receive noise [D] or [1], inputs."""
+    """A design with a dense covariance, as its kernels see it: drift and process noise of rows, inputs."""
 
     drift: RowDrift
-    rows: Tensor
+    noise: RowNoise
     x: DenseInputs
 
 
@@ -55,7 +53,7 @@ def dense_problem(design: Design, x: Inputs) -> DenseProblem:
     assert drift is not None
     assert noise is not None
     assert write_noise is not None
-    return DenseProblem(drift, noise.rows, DenseInputs(x.q, x.k, x.v, noise.variance, write_noise))
+    return DenseProblem(drift, noise, DenseInputs(x.q, x.k, x.v, write_noise))
 
 
 def why_not_linear(design: Design, x: Inputs) -> str | None:
@@ -83,7 +81,7 @@ def why_not_dense(design: Design, x: Inputs) -> str | None:
     if drift is not None and drift.removal is not None:
         return f"for {type(design.transition).__name__}, since this kernel's drifts of rows remove nothing"
     if design.transition.row_noise(x.parameters, x.k) is None:
-        return f"for {type(design.transition).__name__}, since its process noise is not one variance of rows"
+        return f"for {type(design.transition).__name__}, since its process noise is not independent in each row"
     return None
 
 
@@ -117,7 +115,7 @@ def sequence_drift(design: DesignModel, request: Request) -> SequenceDrift:
     assert rows is not None
     assert write_noise is not None
 
-    def steps(t: int) -> Callable[[Tensor], Tensor]:
+    def steps(t: int) -> Drift:
         return design.drifted(request.initial[0], x.step(t))
 
     return SequenceDrift(rows, noise, write_noise, x.parameters, steps)

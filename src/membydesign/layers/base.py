@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from membydesign.belief import Belief, DiagonalBelief
+from membydesign.design import IsotropicBelief
 from membydesign.errors import check_whole_number
 from membydesign.filter.checks import check_cu_seqlens
 from membydesign.layers.finite import first_bad, weight_error
@@ -90,7 +91,7 @@ class LayerBelief:
         return next(part.shape[0] for _, part in self.parts())
 
 
-STATES: Mapping[str, type] = {"Belief": Belief, "DiagonalBelief": DiagonalBelief}
+STATES: Mapping[str, type] = {kind.__name__: kind for kind in (Belief, DiagonalBelief, IsotropicBelief)}
 """The states of built-in designs, by the names that saved files have for them."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 from torch import Tensor, nn
 
@@ -38,7 +38,9 @@ class MemoryLayer(ProjectedLayer):
     Args:
         design: what the memory assumes: any `Design`, or the name of a layer on this scaffold, which gives what
             `make_layer` makes of it: `bayesian_layer`, `kda_style`, ….
-        process_noise: ℓ², for designs that need it: `Learned(initial)` or a fixed number.
+        process_noise: ℓ², for designs that need it: `Learned(initial)` or a fixed number; or "stationary" for noise
+            that returns memory to its prior (`Stationary`), with σ² = the prior variance unless `sources` has another
+            "stationary_variance".
         write_noise: r²: `Learned(initial)`, `Gate(initial)` or a fixed number.
         prior_variance: λ, for reset and additive designs; likewise.
         sources: where any other step parameter comes from, by name.
@@ -71,7 +73,7 @@ class MemoryLayer(ProjectedLayer):
         value_dim: int | None = None,
         short_convolution: int | None = None,
         output_gate: bool = True,
-        process_noise: Source | None = None,
+        process_noise: Source | Literal["stationary"] | None = None,
         write_noise: Source | None = None,
         prior_variance: Source | None = None,
         sources: Mapping[str, Source] | None = None,
@@ -80,6 +82,8 @@ class MemoryLayer(ProjectedLayer):
         backend: Backend = "auto",
     ) -> None:
         design, defaults = scaffolded(design)
+        if isinstance(process_noise, str):
+            design, process_noise = _stationary(design, process_noise), None
         super().__init__(
             design,
             hidden_size,
@@ -138,7 +142,7 @@ class MemoryLayer(ProjectedLayer):
         v = self.design.layer_values(v)
         q, k = self.design.layer_keys(q), self.design.layer_keys(k)
         noises = {name: parameter(x) for name, parameter in self.noises.items()}
-        return StepInputs(q, k, v, {**self.drift(x), **noises}), new
+        return StepInputs(q, k, v, self.design.layer_parameters({**self.drift(x), **noises})), new
 
 
 class Scaffolded(NamedTuple):
@@ -163,13 +167,27 @@ def scaffolded(design: Design | str) -> Scaffolded:
     raise ValueError(f"design: expected a Design or one of {', '.join(ON_SCAFFOLD)}, got {design!r}")
 
 
+def _stationary(design: Design, option: str) -> Design:
+    """Return a design with the process noise that an option names: there is one name."""
+    if option != "stationary":
+        raise ValueError(
+            f'process_noise: expected Learned(…), a variance of at least 0 or "stationary", got {option!r}'
+        )
+    stationary = design.with_stationary_noise()
+    if stationary is None:
+        raise ValueError(f"process_noise: expected None, since {design.title} has none, got {option!r}")
+    return stationary
+
+
 _BAYESIAN, _RESET = catalogue["bayesian_layer"], catalogue["covariance_reset"]
 _OWN = {
     "bayesian_layer": Scaffolded(_BAYESIAN),
     "bayesian_layer_rotating": Scaffolded(_BAYESIAN.replace(transition=DampedRotation(noise="real"))),
     "bayesian_layer_diagonal": Scaffolded(catalogue["bayesian_layer_diagonal"]),
+    "stationary_bayesian_layer": Scaffolded(catalogue["stationary_bayesian_layer"]),
     "unknown_scale": Scaffolded(catalogue["unknown_scale"]),
-    "robust_writes": Scaffolded(catalogue["robust_writes"]),
+    **{name: Scaffolded(catalogue[name]) for name in ("partial_reset", "discounted")},
+    **{name: Scaffolded(catalogue[name]) for name in ("robust_writes", "block_diagonal", "low_rank")},
     # the noises of the Bayesian Layer, and λ = ℓ²
     "covariance_reset": Scaffolded(_RESET, {"prior_variance": Learned(0.05), "write_noise": Learned(0.5)}),
     **{name: Scaffolded(catalogue[name]) for name in ("count_memory", "categorical_memory", "hidden_markov")},

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from membydesign.design import Gate, Learned, Spectrum
-from membydesign.design.sources import FLOOR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,8 +87,8 @@ class LearnedParameter(nn.Module):
             if name not in ("prior_variance", "write_noise"):
                 raise ValueError(f"{name}: expected no Gate, which is a ratio of prior_variance and write_noise")
         elif isinstance(source, Learned):
-            if variance and source.initial <= FLOOR:
-                raise ValueError(f"Learned(initial): expected a variance above {FLOOR}, got {source.initial!r}")
+            if variance and source.initial <= source.floor:
+                raise ValueError(f"Learned(initial): expected a variance above {source.floor}, got {source.initial!r}")
             if (bound == "<= 0" and source.initial >= 0) or (bound == "[0, 1]" and not 0 < source.initial < 1):
                 within = "below 0" if bound == "<= 0" else "between 0 and 1"
                 raise ValueError(f"Learned(initial): expected a number {within} for {name}, got {source.initial!r}")
@@ -108,13 +107,13 @@ class LearnedParameter(nn.Module):
         nn.init.constant_(self.bias, self._initial_logit())
 
     def _initial_logit(self) -> float:
-        assert isinstance(self.source, (Learned, Gate))
-        initial = self.source.initial
-        if isinstance(self.source, Gate) or self.bound == "[0, 1]":
-            return math.log(initial / (1 - initial))
+        source = self.source
+        assert isinstance(source, (Learned, Gate))
+        if isinstance(source, Gate) or self.bound == "[0, 1]":
+            return math.log(source.initial / (1 - source.initial))
         if self.bound == "finite":
-            return initial
-        return math.log(math.expm1(-initial if self.bound == "<= 0" else initial - FLOOR))
+            return source.initial
+        return math.log(math.expm1(-source.initial if self.bound == "<= 0" else source.initial - source.floor))
 
     def forward(self, x: Tensor) -> Tensor | float:
         """Compute the values for x, [B,T,hidden_size]: [B,T,*shape], or the fixed number."""
@@ -127,7 +126,8 @@ class LearnedParameter(nn.Module):
             # Relative to a variance of one: λ = e^z for r² = 1, r² = e^{-z} for λ = 1. Beyond 16 a gate is 0 or 1.
             return (logits if self.name == "prior_variance" else -logits).clamp(-16, 16).exp()
         if self.bound in ("> 0", ">= 0"):
-            return F.softplus(logits) + FLOOR
+            assert isinstance(self.source, Learned)
+            return F.softplus(logits) + self.source.floor
         if self.bound == "<= 0":
             return -F.softplus(logits)
         return logits.sigmoid() if self.bound == "[0, 1]" else logits

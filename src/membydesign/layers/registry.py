@@ -20,17 +20,28 @@ from membydesign.design import (
 from membydesign.errors import did_you_mean
 from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.base import SequenceLayer
+from membydesign.layers.comba import Comba
 from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
+from membydesign.layers.gated_kalmanet import GatedKalmaNet
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena
+from membydesign.layers.kalman_delta import DiagonalKalmanDelta, IsotropicKalmanDelta
+from membydesign.layers.kalman_linear_attention import KLA
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import ON_SCAFFOLD, MemoryLayer
+from membydesign.layers.mesa_net import MesaNet
+from membydesign.layers.mlstm import MLSTM
+from membydesign.layers.palimpsa import PalimpsaLayer
+from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
+from membydesign.layers.vla import VariationalLinearAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +66,21 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "retnet": RetNet,
     "gla": GLA,
     "mamba2": Mamba2,
+    "preconditioned_deltanet": PreconditionedDeltaNet,
+    "gated_deltanet_2": GatedDeltaNet2,
+    "deltaproduct": GatedDeltaProduct,
+    "comba": Comba,
+    "mlstm": MLSTM,
     "attention": SoftmaxAttention,
     "hyena": Hyena,
     "rwkv7": RWKV7,
+    "mesa_net": MesaNet,
+    "gated_kalmanet": GatedKalmaNet,
+    "kla": KLA,
+    "palimpsa": PalimpsaLayer,
+    "kalman_delta_isotropic": IsotropicKalmanDelta,
+    "kalman_delta_diagonal": DiagonalKalmanDelta,
+    "vla": VariationalLinearAttention,
 }
 
 _STYLES = [name for name in ON_SCAFFOLD if name.endswith("_style")]
@@ -115,7 +138,8 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
         head_dim: D.
         options: further arguments of the layer's class. For the Bayesian Layer and all on its scaffold also those of
             its design: `transition` ("identity", "scalar", "diagonal", "rotation", "rotation_real"), `groups` and
-            `prior`. A source may be written for JSON as {"learned": 0.05} or {"gate": 0.5}.
+            `prior`; `process_noise="stationary"` gives it noise that returns memory to that prior. A source may be
+            written for JSON as {"learned": 0.05}, {"learned": 1e-5, "floor": 0} or {"gate": 0.5}.
 
     Example:
         >>> make_layer("kda_style", 64, num_heads=2, head_dim=16, short_convolution=4).state_size()
@@ -166,7 +190,7 @@ def _designed(design: Design, transition: str | None, groups: int | None, prior:
         if transition not in _TRANSITIONS:
             near = did_you_mean(transition, _TRANSITIONS)
             raise ValueError(f"transition: expected one of {', '.join(_TRANSITIONS)}, got {transition!r}{near}")
-        design = design.replace(transition=_TRANSITIONS[transition])
+        design = design.replace(transition=design.transition.with_drift(_TRANSITIONS[transition]))
     if groups is not None:
         write = design.write.with_groups(groups)
         if write is None:
@@ -184,8 +208,8 @@ def _source(name: str, value: Any) -> Any:
     """Return a source of variances, also from its form in JSON."""
     if not isinstance(value, dict):
         return value
-    if list(value) == ["learned"]:
-        return Learned(value["learned"])
+    if list(value) in (["learned"], ["learned", "floor"]):
+        return Learned(value["learned"], **{key: value[key] for key in value if key == "floor"})
     if list(value) == ["gate"]:
         return Gate(value["gate"])
     raise ValueError(f'{name}: expected a number, {{"learned": …}} or {{"gate": …}}, got {value!r}')

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from membydesign.design import DecayAndRemoval, DesignModel, LatentInput, MeanOnly
+from membydesign.design import catalogue
 from membydesign.layers.base import LayerBelief, Uncertainty, positive
 from membydesign.layers.convolution import delayed
 from membydesign.layers.filtered import FilterBelief, FilterLayer, StepInputs
@@ -25,16 +25,6 @@ FASTEST_LOG_DECAY = -math.exp(-0.5)
 """The logarithm of the fastest decay, 0.545."""
 MIX_POWERS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
 """How the shares of the previous token start, for each of the six inputs."""
-
-
-DESIGN = DesignModel(
-    DecayAndRemoval(),
-    LatentInput(),
-    MeanOnly(),
-    title="RWKV-7",
-    citation="Peng et al., RWKV-7 Goose with Expressive Dynamic State Evolution, 2025",
-    note="κ_t is the removal key, b_t = a_t ⊙ κ_t; the write is noiseless, r_t² = 0",
-)
 
 
 class LowRank(nn.Module):
@@ -131,7 +121,7 @@ class RWKV7(FilterLayer):
         backend: Backend = "auto",
     ) -> None:
         columns = head_dim if value_dim is None else value_dim
-        super().__init__(DESIGN, hidden_size, num_heads, head_dim, columns, method=method, backend=backend)
+        super().__init__(catalogue["rwkv7"], hidden_size, num_heads, head_dim, columns, method=method, backend=backend)
         n = hidden_size
         if isinstance(depth, bool) or not isinstance(depth, (int, float)) or not 0 <= depth < 1:
             raise ValueError(f"depth: expected a number from 0 (the first layer) to below 1, got {depth!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, overload
 
-from membydesign.design.catalogue import bayesian_layer, beliefs, relatives, table_one, uncertainty
+from membydesign.design.catalogue import bayesian_layer, beliefs, recurrences, relatives, table_one, uncertainty
 from membydesign.design.protocol import Design
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ _ROWS: dict[str, Design] = {
     **uncertainty.ROWS,
     **table_one.ROWS,
     **relatives.ROWS,
+    **recurrences.ROWS,
     **beliefs.ROWS,
 }
 
@@ -24,7 +25,12 @@ LinearGaussian = Literal[
     "bayesian_layer",
     "bayesian_layer_diagonal",
     "covariance_reset",
+    "stationary_bayesian_layer",
+    "partial_reset",
+    "discounted",
     "robust_writes",
+    "block_diagonal",
+    "low_rank",
     "deltanet",
     "gated_deltanet",
     "kda",
@@ -33,6 +39,10 @@ LinearGaussian = Literal[
     "retnet",
     "gla",
     "mamba2",
+    "kalman_delta_isotropic",
+    "kalman_delta_diagonal",
+    "comba",
+    "rwkv7",
 ]
 """The rows that are a `DesignModel`, for type checkers."""
 

@@ -7,6 +7,8 @@ random keys.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,6 +21,8 @@ from membydesign.experiments.shared.addressed_runs import PAPER_TRAINING, Addres
 from membydesign.experiments.shared.addressed_sweep import OPEN, OPEN_CROWDING, AddressedConfig, Choice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch import Tensor
 
     from membydesign.data.recall import Addressed
@@ -58,22 +62,18 @@ class CrowdingRun(CrowdingSettings, AddressedRun[RandomKeys]):
         del final
         return {str(n): self._cell(model, n) for n in self.test_writes}
 
-    def _cell(self, model: AddressedModel, writes: int) -> dict[str, float]:
-        logits, answers = self._answers(model, writes, "test")
-        scale = best_scale(*self._answers(model, writes, "validation"))
+    def _cell(self, model: AddressedModel, writes: int) -> dict[str, Any]:
+        scale = best_scale(*answers_at(self, model.answer, writes, "validation"))
+        with watched(model) as noises:
+            logits, answers = answers_at(self, model.answer, writes, "test")
         return {
             "accuracy": (logits.argmax(-1) == answers).float().mean().item(),
             "cross_entropy": F.cross_entropy(logits, answers).item(),
             "calibrated_cross_entropy": F.cross_entropy(scale * logits, answers).item(),
             "best_scale": scale,
             "logit_deviation": logits.std(-1).mean().item(),
+            "noises": {name: sum(values) / len(values) for name, values in noises.items()},
         }
-
-    def _answers(self, model: AddressedModel, writes: int, split: str) -> tuple[Tensor, Tensor]:
-        rng = generator("crowding", split, writes)
-        batches = [self.task.sample(size, writes, rng) for size in self.portions()]
-        logits = torch.cat([model.answer(batch) for batch in batches])
-        return logits.flatten(0, 1), torch.cat([batch.answers for batch in batches]).flatten()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,36 @@ class CrowdingConfig(CrowdingSettings, AddressedConfig[RandomKeys]):
         return {str(n): n / self.task.address_dim for n in self.test_writes}
 
 
+def answers_at(
+    settings: CrowdingSettings, answer: Callable[[Addressed], Tensor], writes: int, split: str
+) -> tuple[Tensor, Tensor]:
+    """Return logits, [N,L], and right labels, [N], at the queries of the sequences of a split with n = `writes`."""
+    rng = generator("crowding", split, writes)
+    batches = [settings.task.sample(size, writes, rng) for size in settings.portions()]
+    logits = torch.cat([answer(batch) for batch in batches])
+    return logits.flatten(0, 1), torch.cat([batch.answers for batch in batches]).flatten()
+
+
+@contextmanager
+def watched(model: AddressedModel) -> Iterator[dict[str, list[float]]]:
+    """Collect the mean of every variance that the layers of a model compute, by name and number of the layer."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    hooks = []
+    for layer, mixer in enumerate(model.mixers, 1):
+        modules: Any = mixer.noises
+        for name, noise in modules.items():
+
+            def record(_: Any, __: Any, value: Tensor | float, key: str = f"{name}_{layer}") -> None:
+                seen[key].append(float(torch.as_tensor(value).mean()))
+
+            hooks.append(noise.register_forward_hook(record))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def best_scale(logits: Tensor, answers: Tensor) -> float:
     """Return the factor of the logits, [N,L], with the least cross-entropy; below one if a model is overconfident."""
     losses = torch.stack([F.cross_entropy(scale * logits, answers) for scale in SCALES])
@@ -107,7 +137,11 @@ PRESETS = {
         seeds=2,
         train=replace(PAPER_TRAINING, steps=30, batch_size=32, learning_rate=3e-3),
         milestones=(10,),
-        choices=(OPEN[0], Choice("bayesian_layer", query_writes=True, steps=10)),
+        choices=(
+            OPEN[0],
+            Choice("bayesian_layer", query_writes=True, steps=10),
+            Choice("bayesian_layer_no_floor_1e-5", seeds=2),
+        ),
         test_writes=(16, 64, 128),
         test_examples=32,
         statistics_examples=16,

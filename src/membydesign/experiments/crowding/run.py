@@ -10,6 +10,7 @@ from membydesign.experiments.crowding.claims import claims
 from membydesign.experiments.crowding.config import PRESETS, CrowdingConfig
 from membydesign.experiments.crowding.figures import plot
 from membydesign.experiments.crowding.tables import METRICS, notes, tables
+from membydesign.experiments.crowding.unlearned import unlearned
 from membydesign.reports.record import Outcome
 
 if TYPE_CHECKING:
@@ -28,14 +29,15 @@ def run(config: CrowdingConfig, context: RunContext) -> Outcome:
         for key in results.by_choice
     }
     collisions = {str(n): _collisions(config, n) for n in config.test_writes}
-    metrics = {"tests": tests, "collisions_after_projection": collisions}
+    without_learning = unlearned(config)
+    metrics = {"tests": tests, "collisions_after_projection": collisions, "without_learning": without_learning}
     return Outcome(
         config,
         claims(config, results),
         metrics,
         notes(config, results),
         tests,
-        tables(config, results, collisions),
+        tables(config, results, collisions, without_learning),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from membydesign.experiments.crowding.config import SCALES
-from membydesign.experiments.shared.addressed import UPDATES
+from membydesign.experiments.shared.addressed import SMALL_NOISE, UPDATES
 from membydesign.reports.record import RecordTable
 
 if TYPE_CHECKING:
@@ -22,11 +22,18 @@ METRICS = {
 }
 
 
-def tables(config: CrowdingConfig, results: Results, collisions: dict[str, dict[str, float]]) -> list[RecordTable]:
+def tables(
+    config: CrowdingConfig,
+    results: Results,
+    collisions: dict[str, dict[str, float]],
+    without_learning: dict[str, dict[str, dict[str, float]]],
+) -> list[RecordTable]:
     """Build the tables of everything that is measured."""
     return [
         *(_by_density(config, results, name) for name in METRICS),
         _choices(config, results),
+        *_small_noise(config, results),
+        _without_learning(config, without_learning),
         _lengths(config, results),
         _statistics(collisions),
         results.training(),
@@ -58,6 +65,43 @@ def _choices(config: CrowdingConfig, results: Results) -> RecordTable:
         f"{word}, n/D = {config.densities[n]:g}": (n, name) for n in ends(config) for word, name in names.items()
     }
     return results.of_choices(config.choices, columns)
+
+
+def _small_noise(config: CrowdingConfig, results: Results) -> list[RecordTable]:
+    """Tabulate process noise without a floor: the loss at every n, and the ℓ² that each layer learned."""
+    small = [choice for choice in config.choices if choice.key in SMALL_NOISE]
+    if not small:
+        return []
+    compared = ["bayesian_layer", *(choice.key for choice in small)]
+    rows = [
+        [
+            UPDATES[key].title,
+            results.seeds(key),
+            *(str(results.test(key, n, "cross_entropy")) for n in config.densities),
+        ]
+        for key in compared
+    ]
+    headings = ["update", "seeds", *(f"n/D = {density:g}" for density in config.densities.values())]
+    losses = RecordTable("Process noise without a floor: cross-entropy", headings, rows)
+    last = str(config.test_writes[-1])
+    learned = []
+    for choice in small:
+        noises = [run["tests"][str(run["steps"])][last]["noises"] for run in results.by_choice[choice.key]]
+        layers = sorted(name for name in noises[0] if name.startswith("process_noise"))
+        means = [f"{sum(noise[name] for noise in noises) / len(noises):.3g}" for name in layers]
+        learned.append([UPDATES[choice.key].title, *means])
+    headings = ["update", *(f"layer {i}" for i in range(1, len(learned[0])))]
+    note = f"Mean over tokens, heads and seeds, at n/D = {config.densities[last]:g}."
+    return [losses, RecordTable("Process noise without a floor: the ℓ² of each layer", headings, learned, note)]
+
+
+def _without_learning(config: CrowdingConfig, measured: dict[str, dict[str, dict[str, float]]]) -> RecordTable:
+    rows = [
+        [title, *(f"{cells[n]['cross_entropy']:.3f}" for n in config.densities)] for title, cells in measured.items()
+    ]
+    headings = ["update", *(f"n/D = {density:g}" for density in config.densities.values())]
+    note = "One memory, one-hot labels as values; reads are logits up to a factor chosen for each n on other sequences."
+    return RecordTable("Without learning: cross-entropy", headings, rows, note)
 
 
 def _lengths(config: CrowdingConfig, results: Results) -> RecordTable:

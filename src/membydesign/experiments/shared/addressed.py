@@ -77,6 +77,28 @@ UPDATES = {
 }
 """The updates by name."""
 
+UNBOUNDED_STARTS = {"5e-2": 0.05, "1e-3": 1e-3, "1e-5": 1e-5}
+"""Where ℓ² starts if nothing keeps it above a floor."""
+
+SMALL_NOISE: dict[str, Update] = {
+    **{
+        f"bayesian_layer_no_floor_{text}": replace(
+            UPDATES["bayesian_layer"],
+            title=f"Bayesian Layer, ℓ² without a floor from {text}",
+            noises={"process_noise": Learned(start, floor=0.0), "write_noise": WRITE_NOISE},
+        )
+        for text, start in UNBOUNDED_STARTS.items()
+    },
+    "bayesian_layer_fixed_1e-6": replace(
+        UPDATES["bayesian_layer"],
+        title="Bayesian Layer, ℓ² fixed at 1e-6",
+        noises={"process_noise": 1e-6, "write_noise": WRITE_NOISE},
+    ),
+}
+"""Memories that may drift as little as training makes them: where more keys than dimensions are written once each,
+nothing drifts."""
+UPDATES |= SMALL_NOISE
+
 COMPARED = tuple(UPDATES)[:6]
 """The paper's five updates and the diagonal covariance."""
 

@@ -46,6 +46,11 @@ class AddressedSettings(Generic[Task]):
     milestones: tuple[int, ...] = (500, 1000)
     test_examples: int = 512
 
+    def portions(self, size: int = 64) -> Iterator[int]:
+        """Split the number of test sequences into portions that fit in memory."""
+        for start in range(0, self.test_examples, size):
+            yield min(size, self.test_examples - start)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AddressedRun(AddressedSettings[Task], ABC):
@@ -89,11 +94,6 @@ class AddressedRun(AddressedSettings[Task], ABC):
             address_dim=self.task.address_dim,
             query_writes=self.query_writes,
         )
-
-    def portions(self, size: int = 64) -> Iterator[int]:
-        """Split the number of test sequences into portions that fit in memory."""
-        for start in range(0, self.test_examples, size):
-            yield min(size, self.test_examples - start)
 
 
 def work(config: AddressedRun, directory: Path, watch: Callable[[Progress], None]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from membydesign.experiments.shared.addressed import COMPARED, UPDATES
+from membydesign.experiments.shared.addressed import COMPARED, SMALL_NOISE, UPDATES
 from membydesign.experiments.shared.addressed_runs import AddressedRun, AddressedSettings, Task, work
 from membydesign.experiments.shared.settings import shared_values
 from membydesign.reports.record import RecordTable
@@ -67,14 +67,19 @@ OPEN = (
 
 _TO_THE_END = ("bayesian_layer_from_069", "bayesian_layer+query_writes", "deltanet_style+query_writes")
 
+SMALL_NOISE_CHOICES = tuple(Choice(name, seeds=3) for name in SMALL_NOISE)
+"""Process noise without a floor, and as good as none."""
+
 OPEN_CROWDING = (
     *(replace(choice, steps=None) if choice.key in _TO_THE_END else choice for choice in OPEN),
     *(
         Choice(f"{update}_unnormed")
         for update in ("bayesian_layer", "deltanet_style", "gla_style", "bayesian_layer_diagonal")
     ),
+    *SMALL_NOISE_CHOICES,
 )
-"""The same for crowding, some trained as long as the defaults, and readouts that see how strongly memories answer."""
+"""The same for crowding, some trained as long as the defaults, readouts that see how strongly memories answer, and
+process noise that may become as small as training makes it."""
 
 
 @dataclass(frozen=True, kw_only=True)

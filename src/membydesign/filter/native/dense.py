@@ -20,14 +20,11 @@ from membydesign.filter.torch.dense import SURE
 from membydesign.filter.transforms import hidden, values
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from membydesign.design import Design, RowDrift
+    from membydesign.design import Design, RowDrift, RowNoise
     from membydesign.filter.inputs import Request
     from membydesign.filter.linear import DenseInputs
 
 NAME, BACKEND = "native, dense covariance", "native"
-PASSES_ON = True
 CHECKS_STATE = True
 TOKEN, CHUNK = "kalman_token.c", "kalman_chunk.c"
 
@@ -110,13 +107,13 @@ OPERATOR = operator.differentiable(
             Input("v", "v"),
             Input("process_noise", "l2"),
             Input("write_noise", "r2"),
-            Input("log_decay", "log_a", values={"a": torch.exp}),
+            Input("log_decay", "log_a", values={"a": torch.exp}, on_request={"stationary": {"log_a": values}}),
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("rows", "rows", constant=True),
             Input("mean", "M"),
             Input("covariance", "P"),
         ),
-        options={"size": int, "by_token": bool, "with_variance": bool, "with_error": bool},
+        options={"size": int, "by_token": bool, "stationary": bool, "with_variance": bool, "with_error": bool},
         outputs=(
             Output("output", "o", "v"),
             Output("mean", "M", "mean", start="mean"),
@@ -134,7 +131,7 @@ OPERATOR = operator.differentiable(
 
 def filter_native(
     drift: RowDrift,
-    rows: Tensor,
+    noise: RowNoise,
     initial: Belief,
     x: DenseInputs,
     size: int,
@@ -143,14 +140,14 @@ def filter_native(
     return_variance: bool,
     return_evidence: bool,
 ) -> Run:
-    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1].
+    """`ObserveMemory` with `Dense`, over [B,T].
 
     `size` is how many tokens a chunk has, or how many lie between two saved beliefs if it goes `by_token`.
     """
     D, G = x.q.shape[-1], x.write_noise.shape[-1]
     mean = initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2)
     q, k, covariance = x.q, x.k, initial.covariance
-    rows, angle = rows.expand(D), drift.angle
+    rows, angle = noise.rows.expand(D), drift.angle
     log_decay = drift.log_decay if angle is None else drift.of_pairs()
     if angle is not None:
         rows = operator.apart(rows, -1)
@@ -161,7 +158,7 @@ def filter_native(
         q=q,
         k=k,
         v=x.v,
-        process_noise=x.process_noise,
+        process_noise=noise.variance,
         write_noise=x.write_noise,
         log_decay=log_decay,
         angle=angle,
@@ -170,6 +167,7 @@ def filter_native(
         covariance=covariance,
         size=size,
         by_token=by_token,
+        stationary=noise.stationary,
         with_variance=return_variance,
         with_error=return_evidence,
     )
@@ -191,12 +189,18 @@ NOISE = 4096
 """How often larger than a write noise the process noise along a key may be for float32 to condition in chunks."""
 
 
-def _noise_dominates(x: DenseInputs) -> bool:
+def _noise_dominates(noise: RowNoise, x: DenseInputs) -> bool:
     """Whether a chunk would lose digits that a filter by token keeps: its process noise is summed up in float32."""
-    if x.q.dtype != torch.float32 or hidden(x.q) or not x.process_noise.numel():
+    if x.q.dtype != torch.float32 or hidden(x.q) or not noise.variance.numel():
         return False
-    ratio = values(x.process_noise).max() / values(x.write_noise).min()
+    ratio = values(noise.variance).max() / values(x.write_noise).min()
     return ratio.item() > 16 and (ratio * values(x.k).square().sum(-1).max()).item() > NOISE
+
+
+def passes_on(design: Design) -> bool:
+    """What is not finite in q, k or v shows in the results."""
+    del design
+    return True
 
 
 def why_not(design: Design, request: Request) -> str | None:
@@ -209,13 +213,13 @@ def why_not(design: Design, request: Request) -> str | None:
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in native code."""
-    drift, rows, x = dense_problem(design, request.x)
+    drift, noise, x = dense_problem(design, request.x)
     size, by_token = choice(x.q.shape[-1], request.chunk_size)
-    if not by_token and _noise_dominates(x) and native.why_not(source(True), x.q) is None:
+    if not by_token and _noise_dominates(noise, x) and native.why_not(source(True), x.q) is None:
         size, by_token = 16, True
     return filter_native(
         drift,
-        rows,
+        noise,
         request.initial,
         x,
         min(size, LONGEST_CHUNK, x.q.shape[1]),

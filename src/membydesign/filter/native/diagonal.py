@@ -16,6 +16,7 @@ from membydesign.filter.native import mean_pass
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
 from membydesign.filter.torch import two_pass
+from membydesign.filter.transforms import values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,11 +59,17 @@ OPERATOR = operator.differentiable(
             Input("k", "k"),
             Input("process_noise", "l2"),
             Input("write_noise", "r2"),
-            Input("log_decay", "log_a", values={"a2": lambda log_decay: (2 * log_decay).exp()}),
+            Input(
+                "log_decay",
+                "log_a",
+                values={"a2": lambda log_decay: (2 * log_decay).exp()},
+                on_request={"stationary": {"log_a": values}},
+            ),
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("rows", "rows", constant=True),
             Input("start", "start"),
         ),
+        options={"stationary": bool},
         outputs=(
             Output("warped_key", "u", _each_row),
             Output("precision", "b", "write_noise", saved="saved_b"),
@@ -88,6 +95,7 @@ def gains(start: Tensor, k: Tensor, drift: SequenceDrift) -> DiagonalGains:
         angle=angle,
         rows=rows,
         start=start,
+        stationary=drift.noise.stationary,
     )
     warped_key, variances = results["warped_key"], results["variances"]
     if angle is not None:
@@ -101,7 +109,7 @@ def why_not(design: Design, request: Request) -> str | None:
         return f"for {design.title}, since this kernel propagates a diagonal covariance"
     reason = mean_pass.why_not(design, request) or native.why_not(SOURCE, request.x.q)
     if reason is None and design.transition.row_noise(request.x.parameters, request.x.k) is None:
-        return f"for {type(design.transition).__name__}, since its process noise is not one variance of rows"
+        return f"for {type(design.transition).__name__}, since its process noise is not independent in each row"
     return reason
 
 

@@ -29,6 +29,8 @@ from membydesign.design import (
     PerColumnReset,
     Reset,
     ScalarDecay,
+    Stationary,
+    Transition,
 )
 from membydesign.filter import readable, transforms
 from membydesign.filter.checks import state_form
@@ -58,6 +60,7 @@ _RULES = {
 _TRANSITIONS = (Identity, ScalarDecay, DiagonalDecay, DampedRotation, DecayAndRemoval)
 _PARAMETERS = {
     "process_noise": "l2",
+    "stationary_variance": "l2",
     "write_noise": "r2",
     "prior_variance": "lambda",
     "log_decay": "log_a",
@@ -138,13 +141,19 @@ def why_not(design: Design) -> str | None:
     """Why step.c has no decoding step for a design; None if it has."""
     if not isinstance(design, DesignModel):
         return f"for {design.title}, since step.c runs linear-Gaussian designs"
-    if type(design.transition) not in _TRANSITIONS:
-        return f"for {type(design.transition).__name__}, since step.c does not have this transition"
+    transition = _drift(design)
+    if type(transition) not in _TRANSITIONS:
+        return f"for {type(transition).__name__}, since step.c does not have this transition"
     if (type(design.write), type(design.covariance)) not in _RULES:
         return f"for {design.title}, since step.c does not have this write and covariance"
-    if isinstance(design.transition, DecayAndRemoval) and design.keeps_covariance:
+    if isinstance(transition, DecayAndRemoval) and design.keeps_covariance:
         return f"for {design.title}, since step.c does not move a covariance by this transition"
     return None
+
+
+def _drift(design: DesignModel) -> Transition:
+    """The transition, of stationary noise the one inside."""
+    return design.transition.drift if isinstance(design.transition, Stationary) else design.transition
 
 
 def _ready(x: Tensor | float | None, dtype: torch.dtype) -> Tensor | None:
@@ -198,9 +207,10 @@ def _plan(
         "N": design.gain_groups(M),
         "rule": structs.cases(SOURCE, dtype, "Rule")[_RULES[type(design.write), type(design.covariance)]],
         "diagonal": isinstance(design.covariance, Diagonal),
-        "rotates": isinstance(design.transition, DampedRotation),
+        "rotates": isinstance(_drift(design), DampedRotation),
         "every": 2 if design.transition == DampedRotation(noise="real") else 1,
         "bound": precision_bound(dtype),
+        "stationary": isinstance(design.transition, Stationary),
         **strides,
     }
     sizes_struct, tensors_struct = step.structs
@@ -216,15 +226,17 @@ def _strides(
 ) -> dict[str, int] | None:
     """How far apart heads and entries of each parameter lie, from its shape; None if a shape is not as asked for."""
     schema = {parameter.name: parameter for parameter in design.step_parameters}
-    strides: dict[str, int] = {}
+    strides = {f"{short}_{part}": 0 for short in _PARAMETERS.values() for part in ("head", "entry")}
     for name, short in _PARAMETERS.items():
-        allowed: dict[tuple[int, ...] | None, tuple[int, int]] = {None: (0, 0)}
-        if name in schema:
-            size = schema[name].sizes(*sizes)
-            allowed = {(): (0, 0), (*lead, *size): (size[0], int(size[0] > 1)) if size else (1, 0)}
-            if schema[name].optional_axes:
-                allowed[lead] = (1, 0)
+        if name not in schema:
+            if name in inputs:
+                return None
+            continue
+        size = schema[name].sizes(*sizes)
+        allowed = {(): (0, 0), (*lead, *size): (size[0], int(size[0] > 1)) if size else (1, 0)}
+        if schema[name].optional_axes:
+            allowed[lead] = (1, 0)
         if inputs.get(name) not in allowed:
             return None
-        strides[f"{short}_head"], strides[f"{short}_entry"] = allowed[inputs.get(name)]
+        strides[f"{short}_head"], strides[f"{short}_entry"] = allowed[inputs[name]]
     return strides

@@ -34,7 +34,7 @@ from membydesign.state import map_state
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from membydesign.design import Design, RowDrift
+    from membydesign.design import Design, RowDrift, RowNoise
     from membydesign.filter.inputs import Request
     from membydesign.filter.linear import DenseInputs
 
@@ -73,17 +73,14 @@ class Noise(NamedTuple):
         return matrix + above + above.mT
 
 
-def accumulated_noise(frame: Frame, process_noise: Tensor, rows: Tensor) -> Noise:
-    """What process noise has built up by every token.
-
-    Args:
-        frame: the drift.
-        process_noise: [B,H,K,C].
-        rows: the diagonal of N, [D], or [1] where all rows are alike.
-    """
-    entering = process_noise[..., None]
+def accumulated_noise(frame: Frame, drift: RowDrift, noise: RowNoise, size: int) -> Noise:
+    """What process noise has built up by every token, in chunks of `size` tokens."""
+    if noise.stationary:  # as much in both rows of a pair, so that no turn matters
+        entering = cut(noise.entering(drift), size)
+        return Noise(accumulate(entering, frame.log_decay), None)
+    entering, rows = cut(noise.variance, size)[..., None], noise.rows
     if frame.cos is None or frame.sin is None:
-        log_decay = frame.log_decay if rows.shape[0] == 1 else frame.log_decay.expand(*process_noise.shape, len(rows))
+        log_decay = frame.log_decay if rows.shape[0] == 1 else frame.log_decay.expand(*entering.shape[:-1], len(rows))
         return Noise(accumulate((entering * rows).expand_as(log_decay), log_decay), None)
     real, imaginary = rows[0::2], rows[1::2] if len(rows) > 1 else rows
     # R(−Θ) diag(real, imaginary) R(−Θ)ᵀ, entry by entry
@@ -248,7 +245,7 @@ def read_chunks(
 
 def filter_chunk(
     drift: RowDrift,
-    rows: Tensor,
+    noise: RowNoise,
     initial: Belief,
     x: DenseInputs,
     size: int,
@@ -256,14 +253,14 @@ def filter_chunk(
     return_variance: bool,
     return_evidence: bool,
 ) -> Run:
-    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1]."""
+    """`ObserveMemory` with `Dense`, over [B,T]."""
     length, D, G = x.q.shape[1], x.q.shape[-1], x.write_noise.shape[-1]
 
     # 1. For all chunks at once
     frame = Frame.of(drift, size)
     k, q = frame.enter(cut(x.k, size)), frame.enter(cut(x.q, size))
-    noise = accumulated_noise(frame, cut(x.process_noise, size), rows)
-    noisy_key = noise.times(k)
+    added = accumulated_noise(frame, drift, noise, size)
+    noisy_key = added.times(k)
     write_noise = cut(x.write_noise, size, fill=1.0).movedim(-1, 2)
     built_up = frame.product(k, noisy_key)
     own = (built_up + built_up.tril(-1).mT)[:, :, None] + torch.diag_embed(write_noise)
@@ -273,7 +270,7 @@ def filter_chunk(
         exits=frame.to_end(noisy_key),
         values=cut(x.v, size).unflatten(-1, (G, -1)).movedim(-2, 2),
         decay=frame.over_chunk(),
-        noise=noise.at_end(D),
+        noise=added.at_end(D),
         cos=None if frame.cos is None else frame.cos[..., -1, :],
         sin=None if frame.sin is None else frame.sin[..., -1, :],
     )
@@ -283,10 +280,10 @@ def filter_chunk(
     P = (initial.covariance + initial.covariance.mT) / 2
     M, P, M0, P0, factor, error, failed = run_pass(M, P, chunks)
 
-    if _too_sure(factor, write_noise):
+    if too_sure(factor, write_noise):
         run = filter_chunk(
             map_state(lambda t: t.double(), drift),
-            rows.double(),
+            noise.map(lambda t: t.double()),
             initial.map(lambda t: t.double()),
             x.map(lambda t: t.double()),
             size,
@@ -303,7 +300,7 @@ def filter_chunk(
     precision = joined(precision_of(factor, failed).movedim(2, -1), length)
     variance = evidence = squares = None
     if return_variance:
-        drifted = (noise.times(q) * q).sum(-1)[:, :, None]
+        drifted = (added.times(q) * q).sum(-1)[:, :, None]
         variance = (reads * queries).sum(-1) + drifted - weights.square().sum(-1)
         variance = joined(variance.movedim(2, -1), length).clamp_min(0)
     if return_evidence:
@@ -328,13 +325,13 @@ def why_not(design: Design, request: Request) -> str | None:
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in torch."""
-    drift, rows, x = dense_problem(design, request.x)
+    drift, noise, x = dense_problem(design, request.x)
     size = request.tokens_in_chunk(min(LONGEST, max(16, x.q.shape[-1])))
     returns = {"return_variance": request.return_variance, "return_evidence": request.return_evidence}
-    return filter_chunk(drift, rows, request.initial, x, size, **returns)
+    return filter_chunk(drift, noise, request.initial, x, size, **returns)
 
 
-def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
+def too_sure(factor: Tensor, write_noise: Tensor) -> bool:
     """Whether a float32 filter met writes so much surer than memory that conditioning on many at once costs digits."""
     if factor.dtype != torch.float32 or factor.device.type == "mps" or transforms.hidden(factor):
         return False

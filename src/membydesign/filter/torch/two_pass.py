@@ -146,7 +146,7 @@ def _with_removal(drift: RowDrift, size: int, mean: Tensor, x: Inputs, gains: Ga
     """Two writes for each token: what the drift removes, and the token's own."""
     assert drift.removal is not None
     nothing = torch.zeros_like(x.q)
-    log_decay = _in_turn(drift.log_decay, nothing)
+    log_decay = _in_turn(drift.log_decay, torch.zeros_like(drift.log_decay))
     key = _in_turn(drift.removal.key * (-drift.log_decay).exp(), nothing)
     direction = _in_turn(drift.removal.direction, x.k)[..., None, :]
     strength = _in_turn(torch.ones_like(gains.strength), gains.strength)

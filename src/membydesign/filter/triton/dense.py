@@ -40,7 +40,7 @@ from membydesign.state import map_state
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from membydesign.design import RowDrift
+    from membydesign.design import RowDrift, RowNoise
     from membydesign.filter.linear import DenseInputs
 
 SURE = 64
@@ -335,7 +335,7 @@ compiled.register()
 
 def filter_triton(
     drift: RowDrift,
-    rows: Tensor,
+    noise: RowNoise,
     initial: Belief,
     x: DenseInputs,
     *,
@@ -344,18 +344,17 @@ def filter_triton(
     input_precision: str = "ieee",
     fallback: bool = False,
 ) -> Run:
-    """`ObserveMemory` with `Dense`, over [B,T]; `rows` is the diagonal of N, [D] or [1].
+    """`ObserveMemory` with `Dense`, over [B,T].
 
     A kernel that cannot be compiled or launched raises a `KernelError`, or with `fallback` is replaced by torch.
     """
     C, D, G, length = table.CHUNK, x.q.shape[-1], x.write_noise.shape[-1], x.q.shape[1]
-
     frame = Frame.of(drift, C)
     k, q = frame.enter(cut(x.k, C)), frame.enter(cut(x.q, C))
-    noise = accumulated_noise(frame, cut(x.process_noise, C), rows)
-    noisy_key = noise.times(k)
+    added = accumulated_noise(frame, drift, noise, C)
+    noisy_key = added.times(k)
     write_noise = cut(x.write_noise, C, fill=1.0).movedim(-1, 2)
-    mixed = drift.angle is not None and len(rows) > 1
+    mixed = drift.angle is not None and len(noise.rows) > 1
     lead = k.shape[:3]
     output, mean, covariance, precision, error, variance, observed, *_ = OPERATOR.run(
         frame.from_start(k),
@@ -366,8 +365,8 @@ def filter_triton(
         write_noise,
         cut(x.v, C).unflatten(-1, (G, -1)).movedim(-2, 2),
         frame.over_chunk().expand(*lead, D),
-        noise.diagonal[..., -1, :].expand(*lead, D),
-        noise.across[..., -1, :] if mixed and noise.across is not None else None,
+        added.diagonal[..., -1, :].expand(*lead, D),
+        added.across[..., -1, :] if mixed and added.across is not None else None,
         None if drift.angle is None else cut(drift.angle, C).cumsum(3)[..., -1, :],
         initial.mean.unflatten(-1, (G, -1)).movedim(-2, 2),
         (initial.covariance + initial.covariance.mT) / 2,
@@ -379,12 +378,13 @@ def filter_triton(
     if x.q.dtype == torch.float32 and _too_sure(observed, write_noise):
         wide, start, inputs = map_state(lambda t: t.double(), (drift, initial, x))
         requests = {"return_variance": return_variance, "return_evidence": return_evidence}
-        return map_state(lambda t: t.to(x.q.dtype), filter_chunk(wide, rows.double(), start, inputs, C, **requests))
+        run = filter_chunk(wide, noise.map(torch.Tensor.double), start, inputs, C, **requests)
+        return map_state(lambda t: t.to(x.q.dtype), run)
 
     belief = Belief(mean.movedim(2, -2).flatten(-2), covariance)
     found_variance = evidence = squares = None
     if return_variance:
-        drifted = (noise.times(q) * q).sum(-1)[:, :, None]
+        drifted = (added.times(q) * q).sum(-1)[:, :, None]
         found_variance = joined((variance + drifted).movedim(2, -1), length).clamp_min(0)
     if return_evidence:
         density = error.shape[-1] * (2 * math.pi / precision).log() + (of_errors := error.square().sum(-1))

@@ -56,10 +56,10 @@ def run(design: Design, request: Request) -> Run:
     """Filter [B,T] on a GPU; under backend="auto" through torch if a kernel cannot be compiled."""
     from membydesign.filter.triton.dense import filter_triton
 
-    drift, rows, x = dense_problem(design, request.x)
+    drift, noise, x = dense_problem(design, request.x)
     return filter_triton(
         drift,
-        rows,
+        noise,
         request.initial,
         x,
         return_variance=request.return_variance,
@@ -75,8 +75,8 @@ def step(design: Design, state: Any, x: Inputs) -> tuple[Tensor, Any, Tensor] | 
         return None
     from membydesign.filter.triton.step import step_triton
 
-    drift, rows, tokens = dense_problem(design, x)
-    result = step_triton(drift, rows, state, tokens.map(lambda part: part[:, 0]), fallback=True)
+    drift, noise, tokens = dense_problem(design, x)
+    result = step_triton(drift, noise, state, tokens.map(lambda part: part[:, 0]), fallback=True)
     if result is None:
         return None
     output, state, precision = result

@@ -20,7 +20,7 @@ from membydesign.filter.triton.parts import load, partner_sign, store
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from membydesign.design import RowDrift
+    from membydesign.design import RowDrift, RowNoise
     from membydesign.filter.linear import DenseInputs
 
 
@@ -99,13 +99,13 @@ def step_kernel(
 
 
 def step_triton(
-    drift: RowDrift, rows: Tensor, belief: Belief, x: DenseInputs, *, fallback: bool = False
+    drift: RowDrift, noise: RowNoise, belief: Belief, x: DenseInputs, *, fallback: bool = False
 ) -> tuple[Tensor, Belief, Tensor] | None:
     """The read-out [B,H,M], the new belief and the precision of the write [B,H,G].
 
     Args:
         drift: of one token, [B,1,H,...].
-        rows: the diagonal of N, [D] or [1].
+        noise: likewise, [B,1,H].
         belief: before the token.
         x: one token, without the axis T.
         fallback: return None if the kernel cannot be compiled or launched, rather than raise a `KernelError`.
@@ -115,12 +115,14 @@ def step_triton(
     m = x.v.shape[-1] // G
     pairs = drift.angle
     decay = drift.of_rows()[:, 0].expand(B, H, D).exp()
-    noise = (x.process_noise[..., None] * rows).expand(B, H, D)
+    entering = noise.entering(drift)[:, 0].expand(B, H, D)
     cos, sin = (
-        (noise, noise) if pairs is None else (f(pairs[:, 0]).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
+        (entering, entering)
+        if pairs is None
+        else (f(pairs[:, 0]).repeat_interleave(2, -1) for f in (torch.cos, torch.sin))
     )
     mean = belief.mean.unflatten(-1, (G, -1)).movedim(-2, 2).contiguous()
-    inputs = [t.contiguous() for t in (x.q, x.k, x.v, x.write_noise, decay, noise, cos, sin)]
+    inputs = [t.contiguous() for t in (x.q, x.k, x.v, x.write_noise, decay, entering, cos, sin)]
     covariance = belief.covariance.contiguous()
     output, precision = torch.empty_like(inputs[2]), torch.empty_like(inputs[3])
     next_mean, next_covariance = torch.empty_like(mean), torch.empty_like(covariance)

@@ -4,7 +4,7 @@
  *     f = a2 p,   z = (c2 re + s2 im, s2 re + c2 im) + l2 N,   w = c s (re - im),     u = z k + w (k of the other row)
  *     b = 1/(r2 + k'u),   p = z - b u^2
  *
- * the second line for pairs of rows (re, im) of f that turn, w being the covariance inside a pair. A row that a sure
+ * with N = 1 - a2 for stationary noise; the second line for pairs of rows (re, im) of f that turn, w being the covariance inside a pair. A row that a sure
  * write resolves has p = d/(d/z + g^2) instead, see `look`. Rows of a rotation
  * come de-interleaved (real parts, then imaginary parts). Heads run in parallel. Forward keeps p of every token;
  * backward computes the rest anew.
@@ -21,6 +21,7 @@
   X(READ, l2)           /* [B,T,H] */                                               \
   X(READ, r2)           /* [B,T,H,G] */                                             \
   X(READ, a2)           /* squared decays, [B,T,H,R] */                             \
+  X(READ_OR_NULL, log_a) /* log decays, [B,T,H,R]; given for stationary noise */    \
   X(READ_OR_NULL, cos)  /* of each turn, [B,T,H,D/2] */                             \
   X(READ_OR_NULL, sin)                                                              \
   X(READ, rows)         /* diagonal of N, [D] */                                    \
@@ -41,11 +42,20 @@ STRUCT(Gradients, GRADIENTS)
 /* Rows that the decays of a token cover: pairs need them twice. */
 INLINE int64_t covered(const Inputs *x) { return x->R == 1 ? x->D : x->R; }
 
+/* The part of l2 that enters each row. `room` has room for them. */
+INLINE const REAL *entering(const Inputs *x, int64_t at, REAL *restrict room) {
+  if (!x->log_a) return x->rows;
+  const REAL *restrict log_a = x->log_a + at * x->R, *restrict a2 = x->a2 + at * x->R;
+  SIMD EACH(i, x->R) room[i] = replaced(2 * log_a[i], a2[i]);
+  for (int64_t i = x->R; i < x->D; i++) room[i] = room[i - x->R];
+  return room;
+}
+
 /* f, z, w and u of the token `at`, from p before it. */
-INLINE void predict(const Inputs *x, int64_t at, const REAL *p, REAL *restrict f, REAL *restrict z, REAL *restrict w,
+INLINE void predict(const Inputs *x, int64_t at, const REAL *p, const REAL *restrict N, REAL *restrict f, REAL *restrict z, REAL *restrict w,
                     REAL *restrict u) {
   int64_t D = x->D, half = D / 2, n = covered(x);
-  const REAL *restrict k = x->k + at * D, *restrict N = x->rows, l2 = x->l2[at];
+  const REAL *restrict k = x->k + at * D, l2 = x->l2[at];
   for (int64_t i = 0; i < D; i += n) scaled(f + i, x->a2 + at * x->R, p + i, x->R, n);
   if (!x->rotates) {
     SIMD EACH(i, D) {
@@ -80,10 +90,10 @@ typedef struct {
   REAL g, d;
 } Alone;
 
-static Alone look(const Inputs *x, int64_t at, int64_t i, const REAL *f, const REAL *z, const REAL *w, const REAL *u,
+static Alone look(const Inputs *x, int64_t at, int64_t i, const REAL *N, const REAL *f, const REAL *z, const REAL *w, const REAL *u,
                   REAL r2) {
   int64_t D = x->D;
-  const REAL *k = x->k + at * D, *N = x->rows, l2 = x->l2[at];
+  const REAL *k = x->k + at * D, l2 = x->l2[at];
   if (!x->rotates) {
     Alone a = {i, k[i], r2};
     EACH(n, D) a.d += n == i ? 0 : k[n] * u[n];
@@ -104,18 +114,19 @@ static Alone look(const Inputs *x, int64_t at, int64_t i, const REAL *f, const R
 
 static void forward_head(const Inputs *x, const Outputs *y, int64_t head, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D;
-  REAL *f = work, *restrict z = f + D, *w = z + D;
+  REAL *f = work, *restrict z = f + D, *w = z + D, *room = w + D;
   EACH(g, G) {
     const REAL *p = x->start + (head * G + g) * D;
     EACH(t, T) {
       int64_t at = ((head / H) * T + t) * H + head % H, out = at * G + g;
       REAL *restrict u = y->u + out * D, *restrict next = y->p + out * D;
-      predict(x, at, p, f, z, w, u);
+      const REAL *N = entering(x, at, room);
+      predict(x, at, p, N, f, z, w, u);
       const REAL b = y->b[out] = 1 / (x->r2[out] + dot(x->k + at * D, u, D));
       SIMD EACH(i, D) next[i] = z[i] - b * u[i] * u[i];
       if (resolves(z, u, b, D)) EACH(i, D) {
         if (next[i] < RESOLVED * z[i]) {
-          Alone a = look(x, at, i, f, z, w, u, x->r2[out]);
+          Alone a = look(x, at, i, N, f, z, w, u, x->r2[out]);
           next[i] = resolved(z[i], a.g, a.d);
         }
       }
@@ -148,14 +159,14 @@ typedef struct {
 } Resolved;
 
 /* Takes the gradients of p of resolved rows out of dp, and passes them back through p = d/(d/z + g^2). */
-static Resolved resolved_back(const Inputs *x, int64_t at, const REAL *f, const REAL *z, const REAL *w, const REAL *u,
+static Resolved resolved_back(const Inputs *x, int64_t at, const REAL *N, const REAL *f, const REAL *z, const REAL *w, const REAL *u,
                               REAL b, REAL r2, REAL *dp) {
   int64_t D = x->D, half = D / 2;
   const REAL *k = x->k + at * D;
   Resolved o = {.first = -1, .second = -1};
   EACH(i, D) {
     if (!(z[i] - b * u[i] * u[i] < RESOLVED * z[i])) continue;
-    Alone a = look(x, at, i, f, z, w, u, r2);
+    Alone a = look(x, at, i, N, f, z, w, u, r2);
     int64_t j = a.other, own = i > j, other = !own;
     REAL all = a.d / z[i] + a.g * a.g, dd = dp[i] * (a.g / all) * (a.g / all), dg = -2 * dp[i] * (a.d / all) * (a.g / all);
     REAL part = a.d / (z[i] * all), dz = dp[i] * part * part;
@@ -191,18 +202,18 @@ INLINE REAL rows_back(int64_t start, int64_t end, const REAL *restrict k, const 
 /* dp: gradient of p after all tokens, which is zero, and then of p before each of them. */
 static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, R = x->R, n = covered(x);
-  REAL *f = work, *restrict z = f + D, *w = z + D, *restrict u = w + D, *restrict du = u + D;
+  REAL *f = work, *restrict z = f + D, *w = z + D, *restrict u = w + D, *restrict du = u + D, *room = du + D;
   EACH(g, G) {
     REAL *restrict dp = o->start + (head * G + g) * D;
     for (int64_t t = T - 1; t >= 0; t--) {
       int64_t at = ((head / H) * T + t) * H + head % H, out = at * G + g;
       const REAL *restrict k = x->k + at * D, *restrict own = o->p + out * D, *restrict from_u = o->u + out * D;
-      const REAL *restrict N = x->rows, b = o->saved_b[out];
+      const REAL *restrict N = entering(x, at, room), b = o->saved_b[out];
       REAL *restrict dk = o->k + at * D, db = o->b[out], dl2;
-      predict(x, at, t ? o->saved_p + (out - H * G) * D : x->start + (head * G + g) * D, f, z, w, u);
+      predict(x, at, t ? o->saved_p + (out - H * G) * D : x->start + (head * G + g) * D, N, f, z, w, u);
       SIMD EACH(i, D) dp[i] += own[i];
       Resolved a = {.first = -1};
-      if (resolves(z, u, b, D)) a = resolved_back(x, at, f, z, w, u, b, x->r2[out], dp);
+      if (resolves(z, u, b, D)) a = resolved_back(x, at, N, f, z, w, u, b, x->r2[out], dp);
       _Pragma("omp simd reduction(+ : db)") EACH(i, D) db -= u[i] * u[i] * dp[i];
       const REAL ds = o->r2[out] = -b * b * db; /* s = r2 + k'u = 1/b */
 #define ROWS(start, end, share) rows_back(start, end, k, z, u, from_u, b, share, N, du, dk, dp)
@@ -225,6 +236,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
         dp[a.first] += c * s * a.w;
         dp[a.second] -= c * s * a.w;
       }
+      if (x->log_a) EACH(i, D) f[i] -= x->l2[at] * x->a2[at * R + i % R]; /* a larger decay keeps noise out */
       for (int64_t i = 0; i < D; i += n) {
         gather(o->log_a + at * R, 2, f + i, dp + i, R, n);
         scaled(dp + i, x->a2 + at * R, dp + i, R, n);
@@ -234,9 +246,9 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 ENTRY(forward, Inputs, x, Outputs, y) {
-  OVER_HEADS(3 * x->D, forward_head(x, y, head, work))
+  OVER_HEADS(4 * x->D, forward_head(x, y, head, work))
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
-  OVER_HEADS(5 * x->D, backward_head(x, o, head, work))
+  OVER_HEADS(6 * x->D, backward_head(x, o, head, work))
 }

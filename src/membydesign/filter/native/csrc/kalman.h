@@ -10,9 +10,10 @@
   X(DOUBLE, sure)       /* see `condition` in kalman_chunk.c */                        \
   X(READ, q) X(READ, k) /* [B,T,H,D] */                                                \
   X(READ, v)            /* [B,T,H,G,M] */                                              \
-  X(READ, l2)           /* [B,T,H] */                                                  \
+  X(READ, l2)           /* [B,T,H]; l2 N enters, or l2 (I - A A') with log_a */ \
   X(READ, r2)           /* [B,T,H,G] */                                                \
   X(READ, a)            /* [B,T,H,R] */                                                \
+  X(READ_OR_NULL, log_a) /* likewise; given for stationary noise */                    \
   X(READ_OR_NULL, cos)  /* of each turn, [B,T,H,D/2] */                                \
   X(READ_OR_NULL, sin)                                                                 \
   X(READ, rows)         /* diagonal of N, [D] */

@@ -125,14 +125,20 @@ static void group_back(const Inputs *x, const Gradients *o, const Shared *s, con
   mirror(dP, D);
 }
 
-/* Noise built up, from the last token to the first: n_t = a_t^2 n_{t-1} + l2_t N(Theta_t). */
+/* Noise built up, from the last token to the first: n_t = a_t^2 n_{t-1} + l2_t N(Theta_t), or l2_t (1 - a_t^2). */
 static void noise_back(const Inputs *x, const Gradients *o, const Shared *s, SharedBack *d, int64_t first) {
   int64_t D = x->D, half = D / 2, R = s->F.R, H = x->H;
   for (int64_t t = s->F.c - 1; t >= 0; t--) {
     int64_t at = first + t * H;
     const REAL *a = s->F.a + t * R, *n = s->n + (t - 1) * R, *across = s->across + (t - 1) * half;
     REAL *dn = d->n + t * R, *dx = d->across + t * half, l2 = x->l2[at], total = 0;
-    EACH(i, R) {
+    if (x->log_a) entering(x, s, t, first, d->exits);
+    if (x->log_a) EACH(i, R) {
+      o->log_a[at * x->R + i % x->R] += 2 * a[i] * a[i] * ((t ? n[i] : 0) - l2) * dn[i];
+      if (t) dn[i - R] += a[i] * a[i] * dn[i];
+      total += d->exits[i] * dn[i]; /* room for a row, as in shared_back */
+    }
+    else EACH(i, R) {
       if (t) {
         o->log_a[at * x->R + i % x->R] += 2 * a[i] * a[i] * n[i] * dn[i];
         dn[i - R] += a[i] * a[i] * dn[i];

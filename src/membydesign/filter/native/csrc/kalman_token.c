@@ -167,6 +167,15 @@ INLINE const REAL *decays(const Inputs *x, int64_t at, REAL *spread, int64_t D) 
   return spread;
 }
 
+/* The part of l2 that enters each row. `spread` has room for them. */
+INLINE const REAL *entering(const Inputs *x, int64_t at, REAL *restrict spread, int64_t D) {
+  if (!x->log_a) return x->rows;
+  const REAL *restrict log_a = x->log_a + at * x->R, *restrict a = x->a + at * x->R;
+  SIMD EACH(i, x->R) spread[i] = replaced(2 * log_a[i], a[i] * a[i]);
+  for (int64_t i = x->R; i < D; i++) spread[i] = spread[i - x->R];
+  return spread;
+}
+
 /* One token: carry out the pending write, read it along `last_q` into `o`, drift, and decide the next write.
  * from_M, from_P → to_M, to_P is the belief predicted for this token; u, e, b are what its write will do. */
 INLINE void token(const Inputs *x, int64_t at, int64_t g, const REAL *from_M, const REAL *from_P, REAL *to_M, REAL *to_P,
@@ -184,10 +193,10 @@ INLINE void token(const Inputs *x, int64_t at, int64_t g, const REAL *from_M, co
     sweep_P(to_P, from_P, before->c, before->u, a, k, u, D);
     sweep_M(to_M, from_M, before->c, before->e, last_q, o, a, k, e, D, m);
   }
-  REAL l2 = x->l2[at];
+  const REAL l2 = x->l2[at], *N = entering(x, at, spread, D); /* decays are no longer needed */
   EACH(i, D) {
-    to_P[i * D + i] += l2 * x->rows[i];
-    u[i] += l2 * x->rows[i] * k[i];
+    to_P[i * D + i] += l2 * N[i];
+    u[i] += l2 * N[i] * k[i];
   }
   *b = 1 / (x->r2[at * x->G + g] + dot(k, u, D));
   SIMD EACH(j, m) e[j] = v[j] - e[j];
@@ -262,7 +271,7 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
                           int64_t D, int64_t m) {
   int64_t out = at * x->G + g, half = D / 2, R = x->R, rotates = x->rotates;
   const REAL *restrict q = x->q + at * D, *restrict k = x->k + at * D, *restrict grad_o = d->o + out * m;
-  const REAL *restrict a = decays(x, at, spread, D);
+  const REAL *restrict a = decays(x, at, spread, D), *restrict N = entering(x, at, spread + D, D);
   REAL *restrict dq = d->q + at * D, *restrict dk = d->k + at * D;
 
   if (d->variance && d->variance[out] != 0) { /* q'P q - b (u'q)^2 */
@@ -337,8 +346,9 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
       }
     }
     dk[r] += dr2 * u[r] - predicted + along;
-    dl2 += x->rows[r] * own;
-    d->log_a[at * R + r % R] += drift + 2 * (turned - l2 * x->rows[r] * own);
+    dl2 += N[r] * own;
+    /* P holds l2 N besides A P A'; stationary noise loses what a larger decay keeps, which makes it l2 I */
+    d->log_a[at * R + r % R] += drift + 2 * (turned - l2 * (x->log_a ? 1 : N[r]) * own);
   }
   d->l2[at] += dl2;
   if (rotates) {
@@ -347,7 +357,7 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
       int64_t h = r + half;
       REAL turn_of_M = dot(dM + h * m, M + r * m, m) - dot(dM + r * m, M + h * m, m);
       REAL turn_of_P = dot(dP + h * D, P + r * D, D) - dot(dP + r * D, P + h * D, D);
-      turn_of_P -= l2 * (x->rows[r] * dP[h * D + r] - x->rows[h] * dP[r * D + h]);
+      turn_of_P -= l2 * (N[r] * dP[h * D + r] - N[h] * dP[r * D + h]);
       d->angle[at * R + r] += turn_of_M + 2 * turn_of_P;
     }
     rotate(dM, dP, a, a + half, -1, D, m);
@@ -356,7 +366,7 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
 
 INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int64_t D, int64_t m, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, I = x->C, K = (T + I - 1) / I;
-  REAL *du = work, *spread = du + D, *de = spread + D, *nowhere = de + m, *zero = nowhere + m;
+  REAL *du = work, *spread = du + D, *de = spread + 2 * D, *nowhere = de + m, *zero = nowhere + m;
   Pending write = {zero + D, zero + 2 * D, zero + 3 * D};
   REAL *predicted_M = zero + 3 * D + m, *predicted_P = predicted_M + I * D * m;
   REAL *u = predicted_P + I * D * D, *e = u + I * D, *b = e + I * m;
@@ -385,7 +395,7 @@ INLINE void backward_head(const Inputs *x, const Gradients *d, int64_t head, int
 
 static int64_t work_elements(const Inputs *x) {
   int64_t D = x->D, m = x->M, I = x->C;
-  return I * (D * m + D * D + D + m + 1) + 6 * D + 3 * m;
+  return I * (D * m + D * D + D + m + 1) + 7 * D + 3 * m;
 }
 
 /* Sizes known to the compiler, for the head sizes that people use. */

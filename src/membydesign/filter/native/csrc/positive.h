@@ -23,4 +23,12 @@ static inline int indefinite(const REAL *P, int64_t D, REAL *room) {
   EACH(i, D) room[i * D + i] += 4 * (D > 8 ? D : 8) * EPSILON * scale;
   return cholesky(room, D, room + D * D) >= 0;
 }
+
+/* 1 - a^2 for y = 2 log a: the part of l2 that stationary noise puts in the place of what a decay takes. A series where
+ * the difference would cancel, which vectors compute as well; expm1 takes them one by one. */
+INLINE REAL replaced(REAL y, REAL a2) {
+  REAL series = 1;
+  for (int n = sizeof(REAL) == sizeof(float) ? 9 : 17; n > 1; n--) series = 1 + y * ((REAL)1 / n) * series;
+  return y > (REAL)-0.5 ? -y * series : 1 - a2;
+}
 #endif

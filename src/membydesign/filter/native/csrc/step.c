@@ -39,6 +39,7 @@ CASES(Rule, RULES)
   X(INT, diagonal)  /* whether P is its diagonal */                                \
   X(INT, rotates)   /* whether drift turns pairs of rows */                        \
   X(INT, every)     /* process noise enters every row, or every second one */      \
+  X(INT, stationary) /* whether l2 (I - A A') enters instead */                    \
   X(INT, l2_head) X(INT, l2_entry) X(INT, r2_head) X(INT, r2_entry)                \
   X(INT, lambda_head) X(INT, lambda_entry) /* strides of the parameters */         \
   X(INT, log_a_head) X(INT, log_a_entry) X(INT, angle_head) X(INT, angle_entry)    \
@@ -187,8 +188,8 @@ static REAL turn_P(REAL *to, const REAL *P, const REAL *c, const REAL *s, const 
 
 /* Row i of a diagonal P after a write that leaves less than RESOLVED of its variance z: `look` of diagonal.c, with pairs
  * of rows as neighbours. */
-static REAL write_resolved(const REAL *P, const REAL *c, const REAL *s, const REAL *k, const REAL *u, REAL l2,
-                           int64_t every, REAL r2, REAL z, int64_t i, int64_t D) {
+static REAL write_resolved(const REAL *P, const REAL *c, const REAL *s, const REAL *k, const REAL *u, const REAL *l2,
+                           REAL r2, REAL z, int64_t i, int64_t D) {
   if (!s) {
     REAL d = r2;
     EACH(n, D) d += n == i ? 0 : k[n] * u[n];
@@ -201,21 +202,21 @@ static REAL write_resolved(const REAL *P, const REAL *c, const REAL *s, const RE
     d += n == pair || both < 0 ? 0 : both;
   }
   REAL turned_i = c2 * P[i] + s2 * P[j], turned_j = s2 * P[i] + c2 * P[j];
-  REAL noise_i = i % every ? 0 : l2, noise_j = j % every ? 0 : l2;
+  REAL noise_i = l2[i], noise_j = l2[j];
   REAL determinant = (c2 + s2) * (c2 + s2) * P[i] * P[j] + noise_i * turned_j + noise_j * turned_i + noise_i * noise_j;
   return resolved(z, k[i] + w * k[j] / z, d + k[j] * k[j] * (determinant / z));
 }
 
 /* The diagonal of A P A' + l2 N - b u u' for a diagonal P. Returns its sum; NaN if a variance of P is negative. */
 INLINE REAL write_diagonal(REAL *restrict to, const REAL *restrict P, const REAL *restrict c, const REAL *restrict s,
-                           const REAL *restrict k, const REAL *restrict u, REAL b, REAL l2, int64_t every, REAL r2,
-                           int64_t D) {
+                           const REAL *restrict k, const REAL *restrict u, REAL b, const REAL *restrict l2,
+                           int64_t every, REAL r2, int64_t D) {
   REAL sum = 0;
   EACH(i, D) {
     REAL z = s ? c[i / 2] * c[i / 2] * P[i] + s[i / 2] * s[i / 2] * P[i ^ 1] : c[i] * c[i] * P[i];
-    if (i % every == 0) z += l2;
+    if (i % every == 0) z += l2[i];
     to[i] = z - b * u[i] * u[i];
-    if (to[i] < RESOLVED * z) to[i] = write_resolved(P, c, s, k, u, l2, every, r2, z, i, D);
+    if (to[i] < RESOLVED * z) to[i] = write_resolved(P, c, s, k, u, l2, r2, z, i, D);
     sum += P[i] < 0 ? (REAL)NAN : to[i];
   }
   return sum;
@@ -247,13 +248,21 @@ INLINE int is_variance(REAL x) { return x >= 0 && x <= LARGEST; }
 /* Whether b is the inverse of a variance of at least r2, up to rounding. */
 INLINE int is_precision(const Sizes *z, REAL b, REAL r2) { return b > 0 && b <= LARGEST && b * r2 <= (REAL)z->bound; }
 
-/* The decay of each row, or rho cos and rho sin of each pair; 0 if a parameter is out of bounds. */
-INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s, int64_t D) {
+/* The decay of each row, or rho cos and rho sin of each pair, and the process noise of each row, if the design has it;
+ * 0 if a parameter is out of bounds. */
+INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s, REAL *l2, int64_t D) {
   int good = 1;
   EACH(i, z->rotates ? D / 2 : D) {
     REAL log_a = x->log_a ? x->log_a[h * z->log_a_head + i * z->log_a_entry] : 0;
     good &= log_a <= 0 && log_a >= -LARGEST;
     c[i] = i && !z->log_a_entry ? c[0] : exp(log_a);
+    if (z->stationary) l2[i] = i && !z->log_a_entry ? l2[0] : -expm1(2 * log_a); /* 1 - a^2 */
+  }
+  if (x->l2) {
+    const REAL variance = x->l2[h * z->l2_head];
+    good &= is_variance(variance);
+    for (int64_t i = D - 1; i >= 0; i--) /* backwards, since pairs spread out */
+      l2[i] = z->stationary ? variance * l2[z->rotates ? i / 2 : i] : i % z->every ? 0 : variance;
   }
   if (z->rotates) EACH(i, D / 2) {
     REAL angle = x->angle[h * z->angle_head + i * z->angle_entry], rho = c[i];
@@ -273,13 +282,12 @@ INLINE void removal_of(const Sizes *z, const Tensors *x, int64_t h, REAL *kappa,
 }
 
 /* Dense and Diagonal: every noise group has a covariance, hence a gain, of its own. */
-static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, const REAL *w, REAL *u,
-                  REAL *y) {
+static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, const REAL *l2,
+                  const REAL *w, REAL *u, REAL *y) {
   const int64_t D = z->D, M = z->M, m = M / z->N;
   const REAL *k = x->k + h * D, *v = x->v + h * M, *q = x->q + h * D;
   int64_t entries = z->diagonal ? D : D * D;
-  REAL l2 = x->l2[h * z->l2_head];
-  int good = is_variance(l2);
+  int good = 1;
   EACH(g, z->N) {
     const REAL *P = x->from_P + (h * z->N + g) * entries, *from = x->from_M + h * D * M + g * m;
     REAL *to = x->P + (h * z->N + g) * entries, r2 = x->r2[h * z->r2_head + g * z->r2_entry];
@@ -289,13 +297,13 @@ static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, co
       look(y, w, P, D, D, D);
     }
     drift(u, y, c, s, 1, D);
-    for (int64_t i = 0; i < D; i += z->every) u[i] += l2 * k[i];
+    for (int64_t i = 0; i < D; i += z->every) u[i] += l2[i] * k[i];
     REAL b = 1 / (r2 + dot(k, u, D));
     good &= is_variance(r2) && r2 > 0 && is_precision(z, b, r2);
     REAL sum = z->diagonal ? write_diagonal(to, P, c, s, k, u, b, l2, z->every, r2, D)
                : s         ? turn_P(to, P, c, s, u, b, D)
                            : write_P(to, P, c, u, b, D);
-    if (!z->diagonal) for (int64_t i = 0; i < D; i += z->every) sum += to[i * D + i] += l2;
+    if (!z->diagonal) for (int64_t i = 0; i < D; i += z->every) sum += to[i * D + i] += l2[i];
     good &= isfinite(sum) && (z->diagonal || b * r2 >= (REAL)0.5 || !shrinks(to, u, b, D) || !lost(to, D));
     look(y, w, from, M, D, m);
     SIMD EACH(j, m) y[j] = b * (v[g * m + j] - y[j]);
@@ -342,11 +350,11 @@ static int along_key(const Sizes *z, const Tensors *x, int64_t h, const REAL *c,
 
 static int64_t step_head(const Sizes *z, const Tensors *x, int64_t h, REAL *work) {
   const int64_t D = z->D, M = z->M;
-  REAL *c = work, *s = c + D, *w = s + D, *u = w + D, *y = u + D, *more = y + (D > M ? D : M);
-  int good = drifts(z, x, h, c, s, D);
+  REAL *l2 = work, *c = l2 + D, *s = c + D, *w = s + D, *u = w + D, *y = u + D, *more = y + (D > M ? D : M);
+  int good = drifts(z, x, h, c, s, l2, D);
   if (!z->rotates) s = NULL;
   drift(w, x->k + h * D, c, s, -1, D);
-  good &= z->rule == KALMAN ? kalman(z, x, h, c, s, w, u, y) : along_key(z, x, h, c, s, w, u, y, more);
+  good &= z->rule == KALMAN ? kalman(z, x, h, c, s, l2, w, u, y) : along_key(z, x, h, c, s, w, u, y, more);
   REAL sum = 0;
   EACH(j, M) sum += x->o[h * M + j];
   return !(good && isfinite(sum));
@@ -358,7 +366,7 @@ ENTRY(step, Sizes, z, Tensors, x) {
   (void)threads; /* unused where the compiler has no OpenMP */
 #pragma omp parallel num_threads(threads) reduction(+ : flawed) reduction(max : missing)
   {
-    REAL *work = room(6 * z->D + 2 * z->M, &missing);
+    REAL *work = room(7 * z->D + 2 * z->M, &missing);
 #pragma omp for schedule(static)
     EACH(h, heads) if (work) flawed += step_head(z, x, h, work);
     free(work);
