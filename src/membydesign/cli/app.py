@@ -12,6 +12,7 @@ from membydesign.cli.bench import bench
 from membydesign.cli.catalogue import catalogue
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
+from membydesign.cli.explore import explore
 from membydesign.cli.generate import generate
 from membydesign.cli.group import StoppableGroup
 from membydesign.cli.kernels import kernels
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (catalogue, reproduce, report, generate, convert, bench):
+for command in (catalogue, explore, reproduce, report, generate, convert, bench):
     app.command()(command)
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(kernels, name="kernels")
