@@ -10,6 +10,7 @@ from membydesign.errors import did_you_mean
 from membydesign_bench.accelerated import accelerated
 from membydesign_bench.accuracy import accuracy
 from membydesign_bench.choices import choices
+from membydesign_bench.cpu_peers import cpu_peers
 from membydesign_bench.designs import designs
 from membydesign_bench.generation import generation
 from membydesign_bench.memory import memory
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Section] = {
         "Time of the catalogue's designs; a ratio below 1 is faster than the design it extends", designs
     ),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
+    "peers": Section("Time against other CPU kernels; a ratio below 1 is faster than the peer", cpu_peers),
     "generation": Section(
         "Tokens a second of generation; the ratio is how many times faster with the cache", generation
     ),

@@ -48,7 +48,8 @@ def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
     step = problem.parameters
     tensors = [problem.q, None if additive else problem.k, problem.v, problem.k, torch.rand(1, 18, 2, 2)]
     leaves = prepared([*tensors, step["log_decay"], step.get("angle"), torch.zeros(1, 2, 4, 4)], train)
-    return (*leaves, 8, True, train)
+    by_token = step.get("angle") is None
+    return (*leaves, 8, by_token, True, train)
 
 
 def diagonal_arguments(design_name: str, *, train: bool):

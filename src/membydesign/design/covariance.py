@@ -52,6 +52,11 @@ class Gains(NamedTuple):
     variance: Tensor | None = None
 
 
+def squared_norm(k: Tensor) -> Tensor:
+    """The squared norm of every key, [..., D] → [..., 1]."""
+    return k.square().sum(-1, keepdim=True)
+
+
 class Drift(NamedTuple):
     """How the drift of one token changes covariances: `drift(P)` maps matrices P, [B,H,G,D,D], to A P Aᵀ + Q.
 
@@ -79,6 +84,7 @@ class SequenceDrift(NamedTuple):
         write_noise: r², [B,T,H,G].
         parameters: all step parameters by name, [B,T,H,...].
         steps: the drift of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+        squared_norm: of all keys, [B,T,H,D] → [B,T,H,1]: in torch, or faster where a kernel can.
     """
 
     rows: RowDrift
@@ -86,6 +92,7 @@ class SequenceDrift(NamedTuple):
     write_noise: Tensor
     parameters: Mapping[str, Tensor]
     steps: Callable[[int], Drift]
+    squared_norm: Callable[[Tensor], Tensor] = squared_norm
 
 
 class Covariance(ABC):
