@@ -29,6 +29,12 @@ STRUCT(Outputs, OUTPUTS)
   X(WRITE, q) X(WRITE, k) X(WRITE, w) X(WRITE, log_a) /* of the inputs */
 STRUCT(Gradients, GRADIENTS)
 
+/* Ask for a row before it is needed: rows of one head lie H*D apart, which is too far for the CPU to guess. */
+INLINE void ask_for(const REAL *x, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(x + i);
+}
+#define AHEAD 12 /* tokens */
+
 static void forward_head(const Inputs *x, const Outputs *o, int64_t head) {
   int64_t T = x->T, H = x->H, D = x->D;
   REAL *restrict s = o->s + head * D;
@@ -38,6 +44,8 @@ static void forward_head(const Inputs *x, const Outputs *o, int64_t head) {
     int64_t at = ((head / H) * T + t) * H + head % H;
     const REAL *restrict q = x->q + at * D, *restrict k = x->k + at * D, a = x->a[at], w = x->w[at];
     REAL *restrict y = o->y + at * D;
+    int64_t later = least(AHEAD, T - 1 - t) * H * D;
+    ask_for(q + later, D), ask_for(k + later, D), ask_for(y + later, D);
     REAL sum = 0;
     _Pragma("omp simd reduction(+ : sum)") EACH(i, D) {
       s[i] = a * s[i] + w * k[i];
@@ -59,6 +67,8 @@ static void backward_head(const Inputs *x, const Gradients *d, int64_t head) {
     const REAL *restrict before = d->saved + (head * (T + 1) + t) * D, *restrict s = before + D;
     const REAL *restrict q = x->q + at * D, *restrict k = x->k + at * D, *restrict dy = d->y + at * D;
     REAL *restrict dq = d->q + at * D, *restrict dk = d->k + at * D;
+    int64_t next = -least(AHEAD, t) * H * D;
+    ask_for(q + next, D), ask_for(k + next, D), ask_for(dy + next, D), ask_for(dq + next, D), ask_for(dk + next, D);
     const REAL a = x->a[at], w = x->w[at], dsum = d->sum[at];
     if (d->n) add(ds, 1, d->n + at * D, D);
     REAL of_weight = 0, of_decay = 0;
