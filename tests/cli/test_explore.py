@@ -1,5 +1,6 @@
-"""The explorer: its numbers are compared with `filter_step`, through the scripts and the kernel that the page contains."""
+"""The explorer: the page's own scripts and kernel are run by node, and compared with `filter_step`."""
 
+import base64
 import hashlib
 import json
 import math
@@ -48,8 +49,8 @@ def in_node(script, kernel=None):
 
 def shown(requests, kernel=None):
     """What the page shows for each (design, settings, t)."""
-    script = f"const result = {json.dumps(requests)}.map(([n, s, t]) => numbers(simulate(kernel, n, {{writes: '', ...s}}), t))"
-    return in_node(script, kernel)
+    one = "([name, settings, t]) => numbers(simulate(kernel, name, { writes: '', ...settings }), t)"
+    return in_node(f"const result = {json.dumps(requests)}.map({one})", kernel)
 
 
 def written(s):
@@ -128,7 +129,7 @@ def random_requests(count):
     for i in range(count):
         settings = {name: 10 ** random.uniform(-2.5, 1) for name in ("l2", "r2", "p0")}
         settings |= {"rho": random.uniform(0, 0.99), "decay": random.choice([1.0, random.uniform(0.5, 1)])}
-        settings |= {"seed": random.randint(0, 2), "target": random.randint(0, 25), "distractor": random.randint(0, 25)}
+        settings |= {"seed": random.randint(0, 2), "target": random.randint(0, 15), "distractor": random.randint(0, 15)}
         if i % 4 == 0:
             settings["writes"] = " ".join(f"{random.choice('ABCDEF')}{random.randint(1, 9)}" for _ in range(5))
         yield DESIGNS[i % len(DESIGNS)], settings, random.randint(0, len(written(settings)))
@@ -142,21 +143,20 @@ def assert_same(requests, kernel=None):
             if value is None:
                 assert numbers[name] is None, (request, name)
             else:
-                # The shorter axis is the root of a difference, of which a thin ellipse leaves few digits.
                 assert numbers[name] == pytest.approx(value, rel=1e-9, abs=1e-9), (request, name)
 
 
 @needs_node
 def test_every_number_is_that_of_filter_step():
-    assert_same([*random_requests(48), *((name, PAPER, t) for name in DESIGNS for t in (0, 53, 112))])
+    assert_same(
+        [*random_requests(36), *((name, PAPER, t) for name in DESIGNS for t in (0, 53)), (DESIGNS[0], PAPER, 112)]
+    )
 
 
 @needs_node
 @needs_zig
 @pytest.mark.slow
 def test_the_kernel_built_now_gives_the_same_numbers(tmp_path):
-    import base64
-
     wasm.build(tmp_path / "step.wasm")
     kernel = base64.b64encode((tmp_path / "step.wasm").read_bytes()).decode()
     assert_same(list(random_requests(12)), kernel)
