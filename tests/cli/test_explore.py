@@ -19,7 +19,9 @@ from membydesign.design import Dense, Diagonal
 from membydesign.explore import FOLDER, page, wasm
 
 NODE = shutil.which("node")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs node, to run what a browser would run")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 needs_zig = pytest.mark.skipif(not wasm.has_compiler(), reason="needs ziglang, to compile for WebAssembly")
 
 D, M, A, B = 16, 6, 0, 1
@@ -162,6 +164,28 @@ def test_the_kernel_built_now_gives_the_same_numbers(tmp_path):
     assert_same(list(random_requests(12)), kernel)
 
 
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_shows_the_numbers_and_the_walk(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(page("0"), encoding="utf-8")
+    options = ("--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=4000")
+    address = f"{path.as_uri()}#designs={','.join(DESIGNS)}&t=53&story=3"
+    done = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, timeout=120, check=True)
+    text = done.stdout.decode()
+    rows = re.findall(r"<tr><th scope=.row.>.*?</tr>", text)
+    columns = [expected(name, PAPER, 53) for name in DESIGNS]
+    assert len(rows) == len(columns[0])
+    for row, name in zip(rows, columns[0], strict=True):
+        for cell, column in zip(re.findall(r'<td title="(.*?)">', row), columns, strict=True):
+            if column[name] is None:
+                assert cell == "this design has none"
+            else:
+                assert float(cell) == pytest.approx(column[name], rel=1e-9, abs=1e-9), name
+    assert "4 of 6. The first write of A. The Bayesian Layer learns it with the gain 0.907" in text
+    assert "After 53 of 112 writes (the last write was A)" in text
+
+
 @needs_node
 def test_the_numbers_of_the_paper():
     bayes, delta = shown([("bayesian_layer", PAPER, 112), ("gated_deltanet", PAPER, 112)])
@@ -222,7 +246,7 @@ def test_mbd_explore_writes_one_small_file_that_loads_nothing(tmp_path, monkeypa
     assert CliRunner().invoke(app, ["explore", "--out", str(out)]).exit_code == 0
     assert opened == [out.as_uri()]
     text = out.read_text(encoding="utf-8")
-    assert len(text.encode()) < 200_000
+    assert len(text.encode()) < 100_000
     assert "{{" not in text
     assert "default-src 'none'" in text
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)|@import|\bfetch\(|XMLHttpRequest""", text)

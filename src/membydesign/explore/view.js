@@ -259,7 +259,7 @@ function drawTable(all) {
 
 function tellStory(step) {
   stop();
-  change({ story: step, settings: { ...DEFAULTS }, designs: [...new Set([...WALK, ...state.designs])].filter((name) => WALK.includes(name)), t: STORY[step].t });
+  change({ story: step, settings: { ...DEFAULTS }, designs: WALK, t: STORY[step].t });
 }
 
 function drawStory(all) {
@@ -279,7 +279,8 @@ function drawStory(all) {
 function bindStory() {
   $("story-next").addEventListener("click", () => tellStory(state.story === null ? 0 : Math.min(STORY.length - 1, state.story + 1)));
   $("story-back").addEventListener("click", () => tellStory(Math.max(0, state.story - 1)));
-  $("story-end").addEventListener("click", () => change({ story: null }));
+  const start = $("story-text").textContent;
+  $("story-end").addEventListener("click", () => { $("story-text").textContent = start; change({ story: null }); });
 }
 
 function readAddress() {
