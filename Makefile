@@ -77,7 +77,7 @@ wheel: .venv/ready  ## build a wheel with compiled code for this platform into d
 	MEMBYDESIGN_PREBUILT=1 $(BIN)/python -m build --quiet --wheel
 
 .venv/zig: .venv/ready
-	$(BIN)/python -m pip install --quiet 'ziglang>=0.15'
+	$(BIN)/python -m pip install --quiet ziglang==0.17.0
 	@touch $@
 
 explorer: .venv/zig  ## compile the decoding step in C to WebAssembly for `mbd explore` (minutes, the first time)

@@ -25,8 +25,8 @@ def explore(
 
     For example: `mbd explore`, or `mbd explore --out page/explorer.html --no-open`
 
-    It shows what two overlapping keys do to several designs of memory, and walks through the paper's collision. The page
-    is a single file that runs the library's C kernel as WebAssembly; it needs no network.
+    It shows what two overlapping keys do to several designs of memory, and walks through the paper's collision. The
+    page is a single file that runs the library's C kernel as WebAssembly; it needs no network.
     """
     if out.is_dir():
         raise fail(f"--out: expected a file, and {out} is a folder: try --out {out / 'explorer.html'}")

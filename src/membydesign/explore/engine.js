@@ -112,20 +112,26 @@ function ellipse([xx, xy, yy]) {
   return { long: Math.sqrt(large), short: Math.sqrt(Math.max(0, small)), angle: Math.atan2(2 * xy, xx - yy) / 2 };
 }
 
+const PART = (o, query, column) => o[query * COLUMNS + column];
+const differenceOf = ({ read }) => PART(read, B, B) - PART(read, B, A);
+const CURVES = {
+  retrieval: (run, state) => 1 / (1 + Math.exp(-differenceOf(state))),
+  gain: (run, { written, gain }) => gain && dot(run.keys[written], gain),
+};
+
 /* Every number that the page shows of a design after t writes; null where the design has no such number. */
 function numbers(run, t) {
-  const { written, read, before, gain, plane } = run.states[t], at = (o, query, column) => o[query * COLUMNS + column];
-  const difference = at(read, B, B) - at(read, B, A), axes = plane && ellipse(plane);
-  const key = gain && run.keys[written], own = gain && dot(key, gain);
+  const state = run.states[t], { written, read, before, gain, plane } = state, axes = plane && ellipse(plane);
+  const key = gain && run.keys[written], own = CURVES.gain(run, state);
   const across = gain && Math.sqrt(gain.reduce((sum, g, i) => sum + (g - own * key[i]) ** 2, 0));
   return {
-    retrieval: 1 / (1 + Math.exp(-difference)),
-    margin: Math.tanh(difference / 2),
-    readout_B: at(read, B, B),
-    readout_A: at(read, B, A),
-    readout_at_A: at(read, A, A),
-    change_B: at(read, B, B) - at(before, B, B),
-    change_A: at(read, B, A) - at(before, B, A),
+    retrieval: CURVES.retrieval(run, state),
+    margin: Math.tanh(differenceOf(state) / 2),
+    readout_B: PART(read, B, B),
+    readout_A: PART(read, B, A),
+    readout_at_A: PART(read, A, A),
+    change_B: PART(read, B, B) - PART(before, B, B),
+    change_A: PART(read, B, A) - PART(before, B, A),
     gain: own,
     gain_at_B: gain && dot(run.keys[B], gain),
     warp: gain && (Math.atan2(across, own) * 180) / Math.PI,

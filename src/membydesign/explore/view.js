@@ -210,7 +210,8 @@ function drawCharts() {
   $("legend").replaceChildren();
   for (const name of state.designs) {
     const entry = html($("legend"), "span"), i = NAMES.indexOf(name);
-    html(entry, "i", "", { class: "swatch", style: `border-color:${CSS_OF(i)};border-top-style:${i ? (i % 2 ? "dashed" : "dotted") : "solid"}` });
+    const line = svg(entry, "svg", { class: "swatch", viewBox: "0 0 36 8", "aria-hidden": "true" });
+    svg(line, "path", { class: "curve", d: "M0 4H36", style: `stroke:${CSS_OF(i)}`, "stroke-dasharray": DASHES[i] });
     entry.append(DESIGNS[name].title);
   }
   $("charts").replaceChildren();
@@ -231,7 +232,7 @@ function chart(quantity, caption, [low, high]) {
   for (const name of state.designs) {
     let d = "";
     for (let t = 0; t <= T; t++) {
-      const value = numbers(runs[name], t)[quantity];
+      const value = CURVES[quantity](runs[name], runs[name].states[t]);
       if (value !== null) d += `${d ? "L" : "M"}${x(t).toFixed(2)} ${y(Math.min(high, Math.max(low, value))).toFixed(2)}`;
     }
     const i = NAMES.indexOf(name);
@@ -258,7 +259,7 @@ function drawTable(all) {
 
 function tellStory(step) {
   stop();
-  change({ story: step, settings: { ...DEFAULTS }, designs: [...new Set([...WALK, ...state.designs])].filter((name) => WALK.includes(name)), t: STORY[step].t });
+  change({ story: step, settings: { ...DEFAULTS }, designs: WALK, t: STORY[step].t });
 }
 
 function drawStory(all) {
@@ -269,8 +270,8 @@ function drawStory(all) {
   $("story-next").textContent = on ? "Next" : "Start";
   // Once the reader moves something, the text of the step stays as it was told.
   if (!step || JSON.stringify(state.settings) !== JSON.stringify(DEFAULTS) || state.t !== step.t || WALK.some((name) => !all[name])) return;
-  const round = (x) => (x === null ? "–" : (Math.abs(x) < 5e-4 ? x.toExponential(1) : x.toFixed(3)).replace("-", "−"));
-  const told = Object.fromEntries(Object.entries(all).map(([name, n]) => [name, Object.fromEntries(Object.entries(n).map(([key, x]) => [key, round(x)]))]));
+  const round = (x, digits) => (x === null ? "–" : (Math.abs(x) < 5e-4 ? x.toExponential(1) : x.toFixed(digits)).replace("-", "−"));
+  const told = Object.fromEntries(Object.entries(all).map(([name, n]) => [name, Object.fromEntries(Object.entries(n).map(([key, x]) => [key, round(x, key === "warp" ? 1 : 3)]))]));
   const text = `${state.story + 1} of ${STORY.length}. ${step.tell(told)}`;
   if ($("story-text").textContent !== text) $("story-text").textContent = text;
 }
@@ -278,7 +279,8 @@ function drawStory(all) {
 function bindStory() {
   $("story-next").addEventListener("click", () => tellStory(state.story === null ? 0 : Math.min(STORY.length - 1, state.story + 1)));
   $("story-back").addEventListener("click", () => tellStory(Math.max(0, state.story - 1)));
-  $("story-end").addEventListener("click", () => change({ story: null }));
+  const start = $("story-text").textContent;
+  $("story-end").addEventListener("click", () => { $("story-text").textContent = start; change({ story: null }); });
 }
 
 function readAddress() {

@@ -1,7 +1,7 @@
 """Compile the decoding step in C to WebAssembly: `python -m membydesign.explore.wasm`, or `make explorer`.
 
-It needs the Python package ziglang, which brings a C compiler and a C library for WebAssembly. The result is part of the
-package, and step.json says what it was made from.
+It needs the Python package ziglang, which brings a C compiler and a C library for WebAssembly. The result is part of
+the package, and step.json says what it was made from.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import hashlib
 import importlib.util
 import json
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from membydesign.explore import FOLDER
 from membydesign.filter.native import compiler
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SOURCE = "step.c"
 EXPORTS = ("step", "malloc", "free", "Sizes_layout", "Tensors_layout", "Rule_cases")
