@@ -59,7 +59,7 @@ def _saved(x: Any) -> tuple[int, ...]:
 
 
 def _turns(x: Any) -> tuple[int, ...]:
-    return *x.write_noise.shape, 2 + (x.rank + 1) * (x.rank + 2)
+    return *x.write_noise.shape, 2 + (x.rank + 1) + x.rank**2
 
 
 # For a prior of 1: P̄k [B,T,H,G,D], precision [B,T,H,G] and read variances [B,T,H,G] of every token; `start` is W,

@@ -48,7 +48,9 @@ STRUCT(Outputs, OUTPUTS)
   X(WRITE_OR_NULL, x) X(WRITE_OR_NULL, angle)     /* likewise, if there are such inputs */
 STRUCT(Gradients, GRADIENTS)
 
-/* How R + 1 rows became R, as one piece of memory: row, total, then q [n] and the factor [n,n]. */
+/* How R + 1 rows became R, as one piece of memory: row, total, then q [n], and L^-1 [R,R] for LL' the system of all
+ * rows but the dropped one, in whose place stands w. */
+#define DOUBTFUL (REAL)1e-3 /* pivots, as shares of the trace, for which an updated Gram matrix is not good enough */
 enum { ROW = 0, TOTAL = 1, Q = 2 };
 enum { KEPT = -1 }; /* in place of ROW: w was zero, and W stays; below it, -2 - i: w took the free row i */
 
@@ -74,107 +76,200 @@ INLINE void turn_row(const Inputs *x, int64_t at, REAL *restrict row, REAL sign)
   }
 }
 
-/* F = W A'. */
+/* F = W A'; F may be W. */
 static void drift(const Inputs *x, int64_t at, const REAL *restrict a, const REAL *W, REAL *F) {
   int64_t D = x->D;
   EACH(i, x->R) {
-    REAL *restrict to = F + i * D;
-    const REAL *restrict from = W + i * D;
+    REAL *to = F + i * D;
+    const REAL *from = W + i * D;
     SIMD EACH(j, D) to[j] = a[j] * from[j];
     if (x->rotates) turn_row(x, at, to, 1);
   }
 }
 
-/* Decide how the n rows F become one less; `room` has (3 n + 4) ld numbers. Room for 3 rows follows F. */
-static void choose(int64_t n, int64_t D, const REAL *F, REAL *turn, REAL *room) {
-  int64_t ld = padded(n), R = n - 1;
-  REAL *gram = room, *factor = gram + (n + 3) * ld, *inverse = factor + n * ld, *column = turn + Q + n, total = 0;
-  EACH(i, n) gram[i * ld + i] = dot(F + i * D, F + i * D, D);
-  EACH(i, R) if (gram[i * ld + i] == 0) {
-    turn[ROW] = -2 - i;
-    return;
+/* What decides how n rows become one less: products of the rows, [R,ld], and of w with them, [ld]; all else is room. */
+typedef struct {
+  REAL *gram, *products, w2;
+  REAL *A, *Y, *inverse, *border, *q; /* [n,ld], [n,ld], [n], [ld], [ld] */
+} Choice;
+
+/* The regularised Gram matrix of the rows, with w in place of row `left_out` (none if R), in shares of `total`. */
+static void system_of(int64_t R, int64_t left_out, const Choice *o, REAL share, REAL *A) {
+  const int64_t ld = padded(R);
+  const REAL rounding = 4 * (R + 1) * EPSILON;
+  EACH(i, R) {
+    const REAL *row = i == left_out ? o->products : o->gram + i * ld;
+    SIMD EACH(j, ld) A[i * ld + j] = share * row[j];
+    if (left_out < R) A[i * ld + left_out] = share * (i == left_out ? o->w2 : o->products[i]);
+    A[i * ld + i] += rounding;
   }
-  if (gram[R * ld + R] == 0) {
-    turn[ROW] = KEPT;
-    return;
-  }
-  EACH(i, n) total += gram[i * ld + i];
-  const REAL scale = 1 / total, rounding = 4 * n * EPSILON;
-  rows_gram(n, D, F, gram, ld);
-  EACH(i, n) {
-    REAL *row = gram + i * ld;
-    memset(row, 0, i * sizeof(REAL));
-    memset(row + n, 0, (ld - n) * sizeof(REAL));
-    EACH(j, n) row[j] *= scale;
-  }
-  memcpy(factor, gram, n * ld * sizeof(REAL));
-  EACH(i, n) factor[i * ld + i] += rounding;
-  small_cholesky(factor, n, ld);
-  const int64_t row = largest_of_inverse(factor, n, ld, inverse);
-  REAL *x = inverse, *q = turn + Q, squares = 1;
-  EACH(j, n) x[j] = j == row ? 0 : j < row ? gram[j * ld + row] : gram[row * ld + j];
-  memcpy(factor, gram, n * ld * sizeof(REAL));
-  EACH(j, n) {
-    factor[j * ld + j] += rounding;
-    if (j < row) factor[j * ld + row] = 0;
-    else factor[row * ld + j] = j == row;
-  }
-  small_cholesky(factor, n, ld);
-  small_solve(factor, n, ld, x);
-  EACH(j, n) squares += x[j] * x[j];
-  const REAL length = 1 / (REAL)sqrt(squares);
-  EACH(j, n) q[j] = (j == row ? 1 : -x[j]) * length;
-  if (q[R] > 0) EACH(j, n) q[j] = -q[j];
-  turn[ROW] = row, turn[TOTAL] = total;
-  EACH(i, n) memcpy(column + i * n, factor + i * ld, n * sizeof(REAL));
 }
 
-/* W from F and w = F_R; `d` and `e` have D numbers. */
-static void shorten(int64_t R, int64_t D, const REAL *F, const REAL *turn, REAL *W, REAL *restrict d, REAL *restrict e) {
-  const REAL *restrict w = F + R * D, *q = turn + Q;
-  int64_t row = (int64_t)turn[ROW];
+/* Decide how R rows and w become R. With `exact` unset, the Gram matrix carries roundings of earlier tokens: return 0 if
+ * they could matter. `saves`: also leave what backward needs. */
+static int choose(int64_t R, int exact, int saves, const Choice *o, REAL *turn) {
+  const int64_t n = R + 1, ld = padded(R);
+  const REAL *gram = o->gram;
+  REAL *A = o->A, *Y = o->Y, *inverse = o->inverse, total = o->w2;
+  EACH(i, R) total += gram[i * ld + i];
+  const REAL share = total > 0 ? 1 / total : 0, rounding = 4 * n * EPSILON;
+  EACH(i, R) {
+    if (!exact && !(gram[i * ld + i] * share > DOUBTFUL)) return 0;
+    if (gram[i * ld + i] != 0) continue;
+    turn[ROW] = -2 - i;
+    return 1;
+  }
+  if (o->w2 == 0) {
+    turn[ROW] = KEPT;
+    return 1;
+  }
+  system_of(R, R, o, share, A);
+  SIMD EACH(j, ld) A[R * ld + j] = share * o->products[j];
+  const REAL smallest = small_eliminate(A, Y, inverse, o->border, R, n, ld);
+  REAL last = share * o->w2 + rounding; /* what the others leave of w */
+  EACH(j, R) last -= o->border[j] * o->border[j] * inverse[j];
+  if (!exact && !(least_of(smallest, last) > DOUBTFUL)) return 0;
+  inverse[R] = 1 / (last > 0 ? last : 1);
+  /* the row that has the largest entry on the diagonal of the inverse, and its column y there: q = y/|y| */
+  REAL *q = o->q, *diagonal = A + R * ld;
+  memset(diagonal, 0, ld * sizeof(REAL));
+  EACH(i, n) {
+    const REAL c = inverse[i];
+    SIMD EACH(j, ld) diagonal[j] += c * Y[i * ld + j] * Y[i * ld + j];
+  }
+  int64_t row = 0;
+  for (int64_t i = 1; i < R; i++) if (diagonal[i] > diagonal[row]) row = i;
+  if (inverse[R] > diagonal[row]) row = R;
+  memset(q, 0, ld * sizeof(REAL));
+  REAL corner = 0;
+  for (int64_t i = row; i < n; i++) {
+    corner = inverse[i] * (row < R ? Y[i * ld + row] : 1);
+    small_subtract(q, -corner, Y + i * ld, ld);
+  }
+  const REAL whole = 1 / (row < R ? q[row] : corner);
+  REAL *to = turn + Q, squares = 0;
+  EACH(j, R) to[j] = j == row ? 1 : whole * q[j];
+  to[R] = row == R ? 1 : whole * corner;
+  EACH(j, n) squares += to[j] * to[j];
+  const REAL length = (to[R] > 0 ? -1 : 1) / (REAL)sqrt(squares);
+  EACH(j, n) to[j] *= length;
+  turn[ROW] = row, turn[TOTAL] = total;
+  if (!saves) return 1;
+  if (row < R) {
+    system_of(R, row, o, share, A);
+    small_eliminate(A, Y, inverse, NULL, R, R, ld);
+  }
+  EACH(i, R) {
+    const REAL root = (REAL)sqrt(inverse[i]);
+    REAL *restrict factor = to + n + i * R;
+    EACH(j, R) factor[j] = root * Y[i * ld + j];
+  }
+  return 1;
+}
+
+/* The Gram matrix of the rows that `shorten` makes: those of F plus q e', e = (w - d)/(1 - q_R). */
+static void shorten_gram(int64_t R, const REAL *turn, const Choice *o) {
+  const int64_t ld = padded(R), row = (int64_t)turn[ROW];
+  const REAL *from = turn + Q, scale = 1 / (1 - from[R]);
+  REAL *gram = o->gram, *restrict q = o->q, *restrict f = o->A, *products = o->products;
+  if (row == KEPT) return;
   if (row < 0) {
-    if (W != F) memcpy(W, F, R * D * sizeof(REAL));
+    const int64_t i = -2 - row;
+    memcpy(gram + i * ld, products, ld * sizeof(REAL));
+    EACH(j, R) gram[j * ld + i] = products[j];
+    gram[i * ld + i] = o->w2;
+    return;
+  }
+  memcpy(q, from, R * sizeof(REAL));
+  memset(q + R, 0, (ld - R) * sizeof(REAL));
+  /* f = F e and (w e) from products of all rows with c, where e = sum of c_i F_i */
+  memset(f, 0, ld * sizeof(REAL));
+  EACH(i, R) small_subtract(f, scale * q[i], gram + i * ld, ld);
+  small_subtract(f, -1, products, ld); /* c_R = 1, since e = (w - d)/(1 - q_R) */
+  const REAL along = o->w2 - scale * dot(q, products, R), squares = along - scale * dot(q, f, R);
+  EACH(i, R) {
+    REAL *restrict to = gram + i * ld;
+    const REAL one = q[i], two = f[i] + squares * q[i];
+    SIMD EACH(j, ld) to[j] += one * f[j] + two * q[j];
+  }
+}
+
+/* W from F = fade W' and w: F_i + q_i e with e = w - sum of q_i F_i/(1 - q_R), which is (w - d)/(1 - q_R). `from` may be
+ * W. */
+static void shorten(int64_t R, int64_t D, REAL fade, const REAL *from, const REAL *w, const REAL *turn, REAL *W) {
+  const REAL *q = turn + Q, scale = 1 / (1 - q[R]);
+  int64_t row = (int64_t)turn[ROW], j = 0;
+  if (row < 0) {
+    if (W != from || fade != 1) EACH(i, R) SIMD EACH(l, D) W[i * D + l] = fade * from[i * D + l];
     if (row != KEPT) memcpy(W + (-2 - row) * D, w, D * sizeof(REAL));
     return;
   }
-  const REAL scale = 1 / (1 - q[R]);
-  memset(d, 0, D * sizeof(REAL));
-  rows_sum(R + 1, D, q, F, d);
-  SIMD EACH(j, D) e[j] = (w[j] - d[j]) * scale;
-  EACH(i, R) {
-    REAL *to = W + i * D;
-    const REAL *from = F + i * D, qi = q[i];
-    SIMD EACH(j, D) to[j] = from[j] + qi * e[j];
+  for (; j + 4 * LANES <= D; j += 4 * LANES) {
+    vec e[4];
+    _Pragma("GCC unroll 4") EACH(h, 4) e[h] = *(const vec *)(w + j + h * LANES);
+    EACH(i, R) {
+      const REAL c = -fade * scale * q[i];
+      _Pragma("GCC unroll 4") EACH(h, 4) e[h] += c * *(const vec *)(from + i * D + j + h * LANES);
+    }
+    EACH(i, R) {
+      const REAL qi = q[i];
+      _Pragma("GCC unroll 4") EACH(h, 4)
+        *(vec *)(W + i * D + j + h * LANES) = fade * *(const vec *)(from + i * D + j + h * LANES) + qi * e[h];
+    }
+  }
+  for (; j < D; j++) {
+    REAL e = w[j];
+    EACH(i, R) e -= fade * scale * q[i] * from[i * D + j];
+    EACH(i, R) W[i * D + j] = fade * from[i * D + j] + q[i] * e;
   }
 }
 
-static int64_t turn_elements(int64_t R) { return Q + (R + 1) * (R + 2); }
-static int64_t choose_elements(int64_t R) { return (3 * (R + 1) + 4) * padded(R + 1); }
+static int64_t turn_elements(int64_t R) { return Q + R + 1 + R * R; }
+static int64_t choose_elements(int64_t R) { return (3 * R + 10) * (padded(R) + 16); }
 
 static void forward_head(const Inputs *x, const Outputs *y, int64_t head, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, R = x->R, C = x->C, K = (T + C - 1) / C, each = turn_elements(R);
-  REAL *a = take(&work, D), *d = take(&work, D), *e = take(&work, D), *h = take(&work, R + 1);
-  REAL *F = take(&work, (R + 4) * D), *own = take(&work, each), *room = work;
-  memset(F, 0, (R + 4) * D * sizeof(REAL));
+  const int64_t ld = padded(R);
+  const int keeps = x->decays == 1 && !x->rotates; /* a drift that scales the Gram matrix */
+  REAL *a = take(&work, D), *restrict w = take(&work, D), *h = take(&work, ld), *along = take(&work, ld);
+  REAL *W = take(&work, (R + 3) * D), *own = take(&work, each);
+  Choice o = {.gram = take(&work, (R + 3) * ld), .products = take(&work, ld)};
+  o.A = take(&work, (R + 1) * ld), o.Y = take(&work, (R + 1) * ld);
+  o.inverse = take(&work, R + 1), o.border = take(&work, ld), o.q = take(&work, ld);
+  memset(W, 0, (R + 3) * D * sizeof(REAL));
   EACH(g, G) {
-    REAL *W = y->W + (head * G + g) * R * D;
+    REAL *rows = y->W + (head * G + g) * R * D;
+    memcpy(W, rows, R * D * sizeof(REAL));
     EACH(t, T) {
       int64_t at = ((head / H) * T + t) * H + head % H, out = at * G + g;
-      const REAL *k = x->k + at * D;
-      REAL *restrict u = y->u + out * D, *restrict w = F + R * D, *turn = y->turns ? y->turns + out * each : own;
-      if (y->saved && t % C == 0)
-        memcpy(y->saved + ((head * G + g) * K + t / C) * R * D, W, R * D * sizeof(REAL));
-      decays_of(x, at, a);
-      drift(x, at, a, W, F);
-      rows_times(R, D, F, k, h);
-      EACH(i, R) h[i] = -h[i];
+      const REAL *k = x->k + at * D, fade = keeps ? x->a[at] : 1;
+      REAL *restrict u = y->u + out * D, *turn = y->turns ? y->turns + out * each : own;
+      if (y->saved && t % C == 0) memcpy(y->saved + ((head * G + g) * K + t / C) * R * D, W, R * D * sizeof(REAL));
+      if (!keeps) {
+        decays_of(x, at, a);
+        drift(x, at, a, W, W);
+      }
+      int exact = !keeps || t % C == 0;
+      if (exact) whole_gram(R, D, W, o.gram, ld);
+      rows_times(R, D, W, k, along);
+      EACH(i, R) h[i] = -fade * fade * along[i]; /* F'F k = fade^2 W'W k */
       memcpy(u, k, D * sizeof(REAL));
-      rows_sum(R, D, h, F, u);
+      rows_sum(R, D, h, W, u);
       const REAL b = y->b[out] = 1 / (x->r2[out] + dot(k, u, D)), root = (REAL)sqrt(b > 0 ? b : 0);
       SIMD EACH(j, D) w[j] = root * u[j];
-      choose(R + 1, D, F, turn, room);
-      shorten(R, D, F, turn, W, d, e);
+      o.w2 = dot(w, w, D);
+      for (;;) { /* F w = root fade (W k + gram h), with the gram of W, and then that of F */
+        memset(o.products, 0, ld * sizeof(REAL));
+        memcpy(o.products, along, R * sizeof(REAL));
+        EACH(i, R) small_subtract(o.products, -h[i], o.gram + i * ld, ld);
+        SIMD EACH(j, ld) o.products[j] *= root * fade;
+        EACH(i, R) SIMD EACH(j, ld) o.gram[i * ld + j] *= fade * fade;
+        if (choose(R, exact, y->turns != NULL, &o, turn)) break;
+        whole_gram(R, D, W, o.gram, ld);
+        exact = 1;
+      }
+      if (keeps) shorten_gram(R, turn, &o);
+      shorten(R, D, fade, W, w, turn, W);
       if (y->variance) {
         const REAL *q = x->x + at * D;
         rows_times(R, D, W, q, h);
@@ -182,6 +277,7 @@ static void forward_head(const Inputs *x, const Outputs *y, int64_t head, REAL *
         y->variance[out] = variance > 0 ? variance : 0;
       }
     }
+    memcpy(rows, W, R * D * sizeof(REAL));
   }
 }
 
@@ -217,7 +313,11 @@ static void shorten_back(int64_t R, int64_t D, const REAL *F, const REAL *turn, 
   /* y = e_row - x with y_row = 1, q = +-y/|y| */
   REAL along = dot(q, dq, n);
   EACH(i, n) p[i] = i == row ? 0 : -qi * (dq[i] - q[i] * along);
-  small_solve(factor, n, n, p);
+  p[row] = p[R]; /* w stands in the dropped row's place */
+  rows_times(R, R, factor, p, dq);
+  memset(p, 0, n * sizeof(REAL));
+  rows_sum(R, R, dq, factor, p);
+  if (row < R) p[R] = p[row];
   p[row] = 0;
   REAL *restrict y = o->y, *restrict z = o->z;
   memset(z, 0, D * sizeof(REAL));
@@ -305,14 +405,14 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
       decays_of(x, at, r.a);
       drift(x, at, r.a, before, r.F);
       SIMD EACH(j, D) w[j] = root * u[j];
-      if (step < c) shorten(R, D, r.F, o->turns + out * each, before + R * D, r.d, r.e);
+      if (step < c) shorten(R, D, 1, r.F, w, o->turns + out * each, before + R * D);
       else token_back(x, o, at, g, before + R * D, o->W + (head * G + g) * R * D, &r);
     }
   }
 }
 
 ENTRY(forward, Inputs, x, Outputs, y) {
-  OVER_HEADS((x->R + 8) * (x->D + 16) + turn_elements(x->R) + choose_elements(x->R) + 64, forward_head(x, y, head, work))
+  OVER_HEADS((x->R + 6) * (x->D + 16) + turn_elements(x->R) + choose_elements(x->R) + 64, forward_head(x, y, head, work))
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {

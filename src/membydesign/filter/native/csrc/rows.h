@@ -1,4 +1,4 @@
-/* A few long rows: their products with a vector, their sums, and Cholesky factors of their small Gram matrices.
+/* A few long rows: their products with a vector, their sums, and factors of their small Gram matrices.
  * Include it after blocks.h. Small matrices have rows of `padded(n)` numbers; what pads them stays finite. */
 #ifndef ROWS_H
 #define ROWS_H
@@ -7,6 +7,8 @@ INLINE int64_t padded(int64_t n) {
   const int64_t width = LANES > 4 ? LANES : 4;
   return (n + width - 1) / width * width;
 }
+
+INLINE REAL least_of(REAL x, REAL y) { return x < y ? x : y; }
 
 INLINE REAL lanes_sum(vec x) {
   REAL parts[LANES];
@@ -54,6 +56,15 @@ static void rows_gram(int64_t n, int64_t D, const REAL *F, REAL *G, int64_t ld) 
   }
 }
 
+/* G = F F', all of it; what pads it is zero. */
+static void whole_gram(int64_t n, int64_t D, const REAL *F, REAL *G, int64_t ld) {
+  rows_gram(n, D, F, G, ld);
+  EACH(i, n) {
+    EACH(j, i) G[i * ld + j] = G[j * ld + i];
+    memset(G + i * ld + n, 0, (ld - n) * sizeof(REAL));
+  }
+}
+
 /* to += sum of c_i F_i. */
 static void rows_sum(int64_t n, int64_t D, const REAL *c, const REAL *F, REAL *to) {
   int64_t j = 0;
@@ -74,46 +85,24 @@ INLINE void small_subtract(REAL *y, REAL c, const REAL *x, int64_t ld) {
   for (int64_t j = 0; j < ld; j += LANES) *(vec *)(y + j) -= c * *(const vec *)(x + j);
 }
 
-/* R'R = A in place, upper triangle; a pivot that is not positive is taken as 1. */
-static void small_cholesky(REAL *A, int64_t n, int64_t ld) {
-  EACH(i, n) {
-    REAL *row = A + i * ld;
-    const REAL scale = 1 / (REAL)sqrt(row[i] > 0 ? row[i] : 1);
-    for (int64_t j = 0; j < ld; j += LANES) *(vec *)(row + j) *= scale;
-    for (int64_t l = i + 1; l < n; l++) small_subtract(A + l * ld, row[l], row, ld);
-  }
-}
-
-/* x = R^-1 R'^-1 x; x has room for ld numbers. */
-static void small_solve(const REAL *R, int64_t n, int64_t ld, REAL *x) {
-  EACH(i, n) {
-    const REAL y = x[i] / R[i * ld + i];
-    for (int64_t j = i + 1; j < n; j++) x[j] -= y * R[i * ld + j];
-    x[i] = y;
-  }
-  for (int64_t i = n - 1; i >= 0; i--) {
-    REAL y = x[i];
-    for (int64_t j = i + 1; j < n; j++) y -= R[i * ld + j] * x[j];
-    x[i] = y / R[i * ld + i];
-  }
-}
-
-/* The row with the largest entry on the diagonal of (R'R)^-1; Y has room for n ld numbers. */
-static int64_t largest_of_inverse(const REAL *R, int64_t n, int64_t ld, REAL *Y) {
-  REAL *total = Y + n * ld;
-  memset(Y, 0, (n + 1) * ld * sizeof(REAL));
-  EACH(i, n) {
-    REAL *row = Y + i * ld;
-    const REAL scale = 1 / R[i * ld + i];
-    row[i] = 1;
-    EACH(l, i) small_subtract(row, R[l * ld + i], Y + l * ld, ld);
-    for (int64_t j = 0; j < ld; j += LANES) {
-      *(vec *)(row + j) *= scale;
-      *(vec *)(total + j) += *(vec *)(row + j) * *(vec *)(row + j);
+/* Eliminate the first R rows of a symmetric A, A = LDL', from each other and from the row below them, if n = R + 1:
+ * inverse = 1/D, Y = L^-1 (without its last column), and `border` the last row of LD, [R]. A pivot that is not positive
+ * is taken as 1. Returns the smallest pivot. */
+static REAL small_eliminate(REAL *A, REAL *Y, REAL *inverse, REAL *border, int64_t R, int64_t n, int64_t ld) {
+  REAL smallest = 1;
+  memset(Y, 0, n * ld * sizeof(REAL));
+  EACH(i, R) Y[i * ld + i] = 1;
+  EACH(i, R) {
+    const REAL *row = A + i * ld, *from = Y + i * ld, pivot = row[i], scale = inverse[i] = 1 / (pivot > 0 ? pivot : 1);
+    smallest = least_of(smallest, pivot);
+    for (int64_t l = i + 1; l < n; l++) {
+      REAL *to = A + l * ld, *y = Y + l * ld;
+      const REAL c = scale * (l < R ? row[l] : to[i]);
+      if (l >= R) border[i] = to[i];
+      for (int64_t j = i / LANES * LANES; j < ld; j += LANES) *(vec *)(to + j) -= c * *(const vec *)(row + j);
+      for (int64_t j = 0; j <= i; j += LANES) *(vec *)(y + j) -= c * *(const vec *)(from + j);
     }
   }
-  int64_t best = 0;
-  EACH(i, n) if (total[i] > total[best]) best = i;
-  return best;
+  return smallest;
 }
 #endif
