@@ -53,15 +53,10 @@ def every_design() -> dict[str, DesignModel]:
         if drift == "rotation_real" and not rule.startswith(("dense", "diagonal")):
             continue  # refused: no process noise (tests/design/test_model.py)
         designs[f"{rule}-{drift}"] = DesignModel(transition, write, covariance)
-    for rule, drift in (
-        ("dense", "identity"),
-        ("dense", "scalar"),
+    for rule, drift in (  # tests/design/test_stationary.py has the others
         ("dense", "diagonal"),
-        ("dense", "rotation"),
-        ("dense_2_groups", "diagonal"),
         ("dense_2_groups", "rotation_real"),
         ("diagonal", "diagonal"),
-        ("diagonal_2_groups", "rotation"),
     ):
         drift = f"stationary_{drift}"
         designs[f"{rule}-{drift}"] = DesignModel(STATIONARY[drift], *RULES[rule])
@@ -71,6 +66,8 @@ def every_design() -> dict[str, DesignModel]:
 DESIGNS = every_design()
 EXACT_DESIGNS = {name: design for name, design in DESIGNS.items() if design.is_exact}
 BEYOND = {
+    "partial_reset",
+    "discounted",
     "unknown_scale",
     "robust_writes",
     "block_diagonal",
@@ -80,8 +77,8 @@ BEYOND = {
     "comba",
     "rwkv7",
 }
-"""Rows with tests of their own: in design/ those of unknown scales, Student-t writes, blocks and low rank; in filter/
-test_relatives.py, test_recurrences.py and test_removal.py."""
+"""Rows with tests of their own: in design/ those of covariances that forget, unknown scales, Student-t writes, blocks
+and low rank; in filter/ test_relatives.py, test_recurrences.py and test_removal.py."""
 
 assert {design for name, design in catalogue.items() if name not in BEYOND and isinstance(design, DesignModel)} <= {
     d.replace(covariance=type(d.covariance)()) if d.keeps_covariance else d for d in DESIGNS.values()

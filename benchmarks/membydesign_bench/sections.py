@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from membydesign.errors import did_you_mean
+from membydesign_bench.accelerated import accelerated
 from membydesign_bench.accuracy import accuracy
 from membydesign_bench.choices import choices
 from membydesign_bench.generation import generation
@@ -38,6 +39,7 @@ class Section(NamedTuple):
 SECTIONS: dict[str, Section] = {
     "speed": Section("Time; a ratio below 1 is faster than the peer", speed),
     "models": Section("Time of whole models; a ratio below 1 is faster than the peer", models),
+    "accelerate": Section("Transformers models on our kernels, CPU time; a ratio below 1 is faster", accelerated),
     "steps": Section("Time of a training step of the experiments; a ratio below 1 is faster than the peer", steps),
     "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),

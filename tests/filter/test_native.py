@@ -86,6 +86,18 @@ def test_opcheck_of_the_diagonal_covariance(name, train):
     torch.library.opcheck(compiled.OPERATORS["diagonal"], diagonal_arguments(name, train=train))
 
 
+@pytest.mark.parametrize("transition", [mbd.DiagonalDecay(), mbd.DampedRotation()])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck_of_the_gains_of_a_covariance_that_forgets(transition, train):
+    design = mbd.DesignModel(transition, mbd.ObserveMemory(groups=2), mbd.PartialReset())
+    problem = random_problem(design, B=1, T=18, H=2, D=4, M=4)
+    step = problem.parameters
+    names = ("write_noise", "retention", "prior_variance", "log_decay")
+    tensors = [problem.k, problem.q, *(step[name] for name in names), step.get("angle")]
+    leaves = prepared([*tensors, torch.eye(4).expand(1, 2, 2, 4, 4)], train)
+    torch.library.opcheck(compiled.OPERATORS["gains"], (*leaves, 8, 16, True, train))
+
+
 @pytest.mark.parametrize("backend", ["native", "torch"])
 @pytest.mark.parametrize(
     "name",

@@ -95,7 +95,7 @@ FORMULAS = {f.__name__: f for f in (gated_deltanet_2, deltaproduct, precondition
 @pytest.mark.parametrize("method", ["recurrent", "chunk"])
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_those_of_the_paper(name, method):
-    design = mbd.MLSTM(eps=0.0) if name == "mlstm" else catalogue[name]
+    design = mbd.MLSTMMemory(eps=0.0) if name == "mlstm" else catalogue[name]
     problem = problem_for(design)
     assert_close(problem.filter(method=method).output, FORMULAS[name](problem), 1e-10)
 
@@ -179,7 +179,7 @@ def test_mlstm_is_finite_where_its_gates_overflow():
     problem = problem_for(catalogue["mlstm"])
     gate = 200 * torch.sin(torch.arange(T, dtype=torch.float64))[None, :, None].expand(2, T, 2)
     parameters = {**problem.parameters, "log_input": gate}
-    problem = replace(problem, design=mbd.MLSTM(eps=0.0), parameters=parameters)
+    problem = replace(problem, design=mbd.MLSTMMemory(eps=0.0), parameters=parameters)
     single = problem.map(lambda x: x.float()).filter()
     assert torch.isfinite(single.output).all()
     assert_close(single.output.double(), mlstm(problem), 2e-5)
@@ -204,7 +204,7 @@ def test_the_step_of_a_preconditioned_write_stays_within_its_range():
         (lambda: mbd.DeltaProduct(largest_step=2.5), r"^DeltaProduct\(largest_step\): expected .*at most 2, got 2.5"),
         (lambda: mbd.PreconditionedDelta(range=3.0), r"^PreconditionedDelta\(range\): expected .*from 1 to 2, got 3.0"),
         (lambda: mbd.PreconditionedDelta(eps=0.0), r"^PreconditionedDelta\(eps\): expected .*above 0, got 0.0"),
-        (lambda: mbd.MLSTM(eps=-1.0), r"^MLSTM\(eps\): expected .*at least 0, got -1.0"),
+        (lambda: mbd.MLSTMMemory(eps=-1.0), r"^MLSTMMemory\(eps\): expected .*at least 0, got -1.0"),
     ],
 )
 def test_bad_arguments_are_refused(make, message):

@@ -112,9 +112,8 @@ def assert_within_table(found):
         "dense-scalar",
         "dense-diagonal",
         "dense_2_groups-rotation_real",
-        "dense-stationary_scalar",
-        "dense_2_groups-stationary_diagonal",
-        "dense-stationary_rotation",
+        "dense-stationary_diagonal",
+        "dense_2_groups-stationary_rotation_real",
     ],
 )
 def test_float64(name):

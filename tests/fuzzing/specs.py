@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "designs"
 
-Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7"]
+Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7", "feedback"]
 Write = Literal["observe", "latent", "student_t", "count"]
-Kept = Literal["dense", "diagonal", "block", "reset", "column_reset", "nothing", "counts"]
+Kept = Literal[
+    "dense", "diagonal", "block", "reset", "column_reset", "partial_reset", "discounted", "nothing", "counts"
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Spec:
         prior: the variance of every direction before anything is written.
         size: rows of a block, for `kept="block"`.
         nu: degrees of freedom, for `write="student_t"`.
+        stationary: whether process noise returns memory to its prior, σ²(I − A Aᵀ), instead of ℓ² N.
     """
 
     drift: Drift
@@ -42,17 +45,24 @@ class Spec:
     prior: float = 1.5
     size: int = 2
     nu: float = 4.0
+    stationary: bool = False
 
     @property
     def name(self) -> str:
         """Such as `dense2-rotation`."""
         observed = {"observe": "", "latent": "additive-", "student_t": "student-", "count": ""}[self.write]
-        return f"{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{self.drift}"
+        drift = f"stationary_{self.drift}" if self.stationary else self.drift
+        return f"{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{drift}"
 
     @property
     def has_process_noise(self) -> bool:
-        """Whether ℓ² enters."""
+        """Whether ℓ², or σ² of stationary noise, enters."""
         return self.kept in ("dense", "diagonal", "block") and self.write != "latent"
+
+    @property
+    def keeps_matrix(self) -> bool:
+        """Whether the whole covariance is kept."""
+        return self.kept in ("dense", "partial_reset", "discounted")
 
     @property
     def has_variance(self) -> bool:
@@ -80,16 +90,22 @@ class Spec:
                 sizes |= {"log_decay": (D // 2,), "angle": (D // 2,)}
             case "removal":
                 sizes |= {"log_decay": (D,), "removal_key": (D,), "removal": (D,)}
+            case "feedback":
+                sizes |= {"log_decay": (), "feedback": ()}
             case "rwkv7":
                 sizes |= {"retention": (D,), "erase_key": (D,), "erase_rate": (D,)}
             case "identity":
                 pass
         if self.has_process_noise:
-            sizes["process_noise"] = ()
+            sizes["stationary_variance" if self.stationary else "process_noise"] = ()
         if self.kept == "column_reset":
             sizes["prior_variance"] = (M,)
-        elif self.kept == "reset" or self.write == "latent":
+        elif self.kept in ("reset", "partial_reset") or self.write == "latent":
             sizes["prior_variance"] = ()
+        if self.kept == "partial_reset":
+            sizes["retention"] = ()
+        elif self.kept == "discounted":
+            sizes["log_discount"] = ()
         if self.write in ("observe", "student_t"):
             sizes["write_noise"] = (self.groups,)
         elif self.write == "latent":
@@ -120,6 +136,7 @@ def build(spec: Spec) -> Any:
         "rotation": mbd.DampedRotation,
         "rotation_real": lambda: mbd.DampedRotation(noise="real"),
         "removal": mbd.DecayAndRemoval,
+        "feedback": mbd.KeyFeedback,
         "rwkv7": lambda: example("rwkv7_transition").RWKV7Transition(),
     }
     writes = {
@@ -133,9 +150,14 @@ def build(spec: Spec) -> Any:
         "block": lambda: example("block_diagonal").BlockDiagonal(size=spec.size, prior=spec.prior),
         "reset": mbd.Reset,
         "column_reset": mbd.PerColumnReset,
+        "partial_reset": lambda: mbd.PartialReset(prior=spec.prior),
+        "discounted": lambda: mbd.Discounted(prior=spec.prior),
         "nothing": mbd.MeanOnly,
     }
-    return mbd.DesignModel(transitions[spec.drift](), writes[spec.write](), covariances[spec.kept]())
+    transition = transitions[spec.drift]()
+    if spec.stationary:
+        transition = mbd.Stationary(transition)
+    return mbd.DesignModel(transition, writes[spec.write](), covariances[spec.kept]())
 
 
 def _every() -> tuple[Spec, ...]:
@@ -148,17 +170,32 @@ def _every() -> tuple[Spec, ...]:
     ]
     specs += [Spec(drift, "observe", "reset", groups) for groups in (1, 2) for drift in plain]
     specs += [Spec(drift, "observe", "column_reset") for drift in plain]
+    specs += [Spec(drift, "observe", "partial_reset", groups) for groups in (1, 2) for drift in plain]
+    specs += [Spec(drift, "observe", "discounted", groups) for groups in (1, 2) for drift in ("identity", "rotation")]
     specs += [Spec(drift, "latent", kept, prior=0.3) for kept in ("nothing", "dense") for drift in plain]
-    specs += [Spec(drift, "latent", "nothing") for drift in ("removal", "rwkv7")]
+    specs += [Spec(drift, "latent", "nothing") for drift in ("removal", "rwkv7", "feedback")]
     specs += [Spec("removal", "observe", kept) for kept in ("dense", "reset")]
-    specs += [Spec("removal", "latent", "dense"), Spec("rwkv7", "observe", "dense")]
+    specs += [
+        Spec("removal", "latent", "dense"),
+        Spec("rwkv7", "observe", "dense"),
+        Spec("feedback", "latent", "dense"),
+    ]
     specs += [Spec(drift, "observe", "block", groups) for groups in (1, 2) for drift in ("diagonal", "rotation")]
     specs += [Spec("diagonal", "student_t", "dense", groups) for groups in (1, 2)]
+    specs += [
+        Spec(drift, "observe", kept, groups, stationary=True)
+        for kept in ("dense", "diagonal")
+        for groups in (1, 2)
+        for drift in (*plain, "rotation_real")
+    ]
+    specs.append(Spec("diagonal", "observe", "block", stationary=True))
     return (*specs, Spec("scalar", "count", "counts"))
 
 
 SPECS = _every()
 EVERYDAY = tuple(
-    spec for spec in SPECS if spec.drift not in ("removal", "rwkv7") and spec.kept in ("dense", "diagonal", "reset")
+    spec
+    for spec in SPECS
+    if spec.drift not in ("removal", "rwkv7", "feedback") and spec.kept in ("dense", "diagonal", "reset")
 )
 """Designs with native kernels of several kinds, which are drawn more often."""

@@ -7,12 +7,17 @@ from membydesign.layers import (
     GLA,
     KDA,
     LAYERS,
+    MLSTM,
+    Comba,
     DeltaNet,
     GatedDeltaNet,
+    GatedDeltaNet2,
+    GatedDeltaProduct,
     LinearAttention,
     Longhorn,
     Mamba2,
     MemoryLayer,
+    PreconditionedDeltaNet,
     RetNet,
     make_layer,
 )
@@ -38,8 +43,24 @@ CASES = {
     "mamba2_with_groups": lambda: Mamba2(WIDTH, 4, 8, value_dim=6, num_key_heads=2),
     "mamba2_with_convolution_of_one": lambda: Mamba2(WIDTH, 2, 8, short_convolution=1),
     "mamba2_without_convolution": lambda: Mamba2(WIDTH, 2, 8, short_convolution=None),
+    "preconditioned_deltanet": lambda: PreconditionedDeltaNet(WIDTH, 2, 8, value_dim=6),
+    "gated_deltanet_2": lambda: GatedDeltaNet2(WIDTH, 2, 8, value_dim=6),
+    "deltaproduct": lambda: GatedDeltaProduct(WIDTH, 2, 8, value_dim=6),
+    "deltaproduct_bare": lambda: GatedDeltaProduct(
+        WIDTH, 2, 8, writes_per_token=3, short_convolution=None, output_gate=False, forget_gate=False
+    ),
+    "comba": lambda: Comba(WIDTH, 2, 8, value_dim=6),
+    "comba_without_gate": lambda: Comba(WIDTH, 2, 8, short_convolution=None, output_gate=False),
+    "mlstm": lambda: MLSTM(WIDTH, 2, 8, value_dim=6),
 }
-NAMES = ("deltanet", "gated_deltanet", "kda", "longhorn", "linear_attention", "retnet", "gla", "mamba2")
+NAMES = (
+    *("deltanet", "gated_deltanet", "kda", "longhorn", "linear_attention", "retnet", "gla", "mamba2"),
+    *("mesa_net", "gated_kalmanet", "kla", "palimpsa", "kalman_delta_isotropic", "kalman_delta_diagonal", "vla"),
+    *("preconditioned_deltanet", "gated_deltanet_2", "deltaproduct", "comba", "mlstm"),
+)
+
+
+RELATIVES = (PreconditionedDeltaNet, GatedDeltaNet2, GatedDeltaProduct, Comba)
 
 
 def contract_for(name: str) -> type:
@@ -79,7 +100,7 @@ class TestByName:
             for parameter in layer.parameters():
                 parameter.fill_(torch.nan)
         layer.reset_parameters()
-        maps = ("proj", "o_norm", "norm", "dt_head.weight")
+        maps = ("proj", "o_norm", "norm", "dt_head.weight", "ogate", *(f"{m}.weight" for m in "qkv"))
         still = [n for n, p in layer.named_parameters() if p.isnan().any() and not any(m in n for m in maps)]
         assert not still
 
@@ -158,7 +179,7 @@ class TestBadArguments:
             make_layer(name, 24, 0, 8)
         with pytest.raises(ValueError, match="^value_dim: expected a whole number of at least 1, got 0"):
             make_layer(name, 24, 2, 8, value_dim=0)
-        if name != "linear_attention":
+        if name not in ("linear_attention", "mlstm"):
             with pytest.raises(ValueError, match="^short_convolution: expected a whole number of at least 1, got 0"):
                 make_layer(name, 24, 2, 8, short_convolution=0)
 
@@ -175,7 +196,7 @@ class TestBadArguments:
             make_layer("longhorn", 24, 2, 8, norm_eps=1e-6)
 
 
-@pytest.mark.parametrize("make", [GatedDeltaNet, DeltaNet, KDA, Longhorn])
+@pytest.mark.parametrize("make", [GatedDeltaNet, DeltaNet, KDA, Longhorn, *RELATIVES])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("sign", [-1, 1])
 class TestSaturation:

@@ -5,7 +5,7 @@ from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift, WholeMatrix
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
@@ -16,12 +16,13 @@ from membydesign.design.hidden_markov import HiddenMarkov, StateBelief
 from membydesign.design.information import InformationDiagonal, Isotropic, IsotropicBelief
 from membydesign.design.linear_recurrence import ChosenGain, LinearRecurrence, Recurrence, Writes
 from membydesign.design.low_rank import LowRank
-from membydesign.design.mlstm import MLSTM, Normalised
+from membydesign.design.mlstm import MLSTMMemory, Normalised
 from membydesign.design.model import DesignModel
 from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
 from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.retention import Discounted, Forgetting, ForgettingCovariance, PartialReset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
 from membydesign.design.stationary import Stationary
@@ -43,7 +44,6 @@ from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import LatentInput, Observation, ObserveMemory, Write, WriteEvent
 
 __all__ = [
-    "MLSTM",
     "AdditiveDesign",
     "Assumptions",
     "Block",
@@ -63,11 +63,14 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Discounted",
     "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
     "Flaw",
+    "Forgetting",
+    "ForgettingCovariance",
     "Gains",
     "Gate",
     "GatedDeltaRule2",
@@ -83,12 +86,14 @@ __all__ = [
     "Learned",
     "LinearRecurrence",
     "LowRank",
+    "MLSTMMemory",
     "MeanOnly",
     "MesaMemory",
     "Normalised",
     "Observation",
     "ObserveMemory",
     "Palimpsa",
+    "PartialReset",
     "PenalisedLeastSquares",
     "PenalisedMemory",
     "PerColumnReset",
@@ -114,6 +119,7 @@ __all__ = [
     "Transition",
     "UnknownScale",
     "Votes",
+    "WholeMatrix",
     "Write",
     "WriteEvent",
     "Writes",

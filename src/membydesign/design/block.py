@@ -24,9 +24,12 @@ from membydesign.design.schema import Equation
 from membydesign.products import product
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from membydesign.design.protocol import Flaw, Step
+    from membydesign.design.sources import Source
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 
@@ -58,6 +61,11 @@ class Block(Covariance):
     def __post_init__(self) -> None:
         check_whole_number("Block", "size", self.size)
         check_prior("Block", self.prior)
+
+    @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
 
     @property
     def equations(self) -> tuple[Equation, ...]:
@@ -155,7 +163,7 @@ def block_gains(start: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None
 
     # one unbind for all tokens: the gradient of each x[:, t] would be as large as x
     decay, keys = cut(drift.rows.of_rows().exp()).unbind(1), cut(k).unbind(1)
-    noise = torch.diag_embed(cut(drift.noise.variance[..., None] * drift.noise.rows)).unbind(1)
+    noise = torch.diag_embed(cut(drift.noise.entering(drift.rows))).unbind(1)
     write_noise, queries = drift.write_noise.unbind(1), () if q is None else q.unbind(1)
     angle = drift.rows.angle
     if angle is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import Belief, DiagonalBelief
-from membydesign.design.covariance import Covariance, Gains, SequenceDrift, check_prior, times_groups
+from membydesign.design.covariance import Covariance, Drift, Gains, SequenceDrift, check_prior, times_groups
 from membydesign.design.protocol import Flaw, Step
 from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Learned
@@ -28,8 +28,6 @@ from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 
@@ -141,7 +139,7 @@ class InformationDiagonal(Covariance):
         """p₀ for every row and group."""
         return torch.full((sizes.batch, sizes.heads, groups, sizes.D), self.prior, dtype=dtype, device=device)
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """The diagonal of A diag(p) Aᵀ, and ω."""
         return drifted(torch.diag_embed(kept)).diagonal(dim1=-2, dim2=-1) + step["process_noise"][:, :, None]
 
@@ -254,7 +252,7 @@ class Isotropic(Covariance):
         """p₀ for every group."""
         return torch.full((sizes.batch, sizes.heads, groups), self.prior, dtype=dtype, device=device)
 
-    def predict(self, kept: Tensor, drifted: Callable[[Tensor], Tensor], step: Step) -> Tensor:
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
         """The mean variance of a direction after the drift, [B,H,G]."""
         eye = torch.eye(step.k.shape[-1], dtype=kept.dtype, device=kept.device)
         return drifted(kept[..., None, None] * eye).diagonal(dim1=-2, dim2=-1).mean(-1)
@@ -275,13 +273,12 @@ class Isotropic(Covariance):
 
     def gains(self, kept: Tensor, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> Gains:
         """Token by token, with one number per group; every write lands in the direction of its key."""
-        if drift.rows.removal is not None:
+        if drift.rows.removal is not None or drift.noise is None:
             return self.gains_by_token(kept, k, drift, q)
         squared_decay = (2 * drift.rows.of_rows()).exp().mean(-1)[..., None].unbind(1)
-        noise = k.new_zeros(k.shape[:-1]) if drift.noise is None else drift.noise.variance * drift.noise.rows.mean()
         length = k.square().sum(-1, keepdim=True)
         evidence = (self.counted(k.shape[-1]) * length / drift.write_noise).unbind(1)
-        noises = noise[..., None].unbind(1)
+        noises = drift.noise.entering(drift.rows).mean(-1)[..., None].unbind(1)
         p, predicted, every = kept, [], []
         for t in range(len(noises)):
             predicted.append(squared_decay[t] * p + noises[t])

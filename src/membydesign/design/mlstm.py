@@ -48,7 +48,7 @@ class Normalised(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MLSTM(LinearRecurrence):
+class MLSTMMemory(LinearRecurrence):
     r"""The recurrence of mLSTM (xLSTM): exponential input gates, a normaliser n, a stabiliser m.
 
     $$C_t = f_t C_{t-1} + e^{\tilde\imath_t} k_t v_t^\top, \qquad n_t = f_t n_{t-1} + e^{\tilde\imath_t} k_t, \qquad
@@ -86,7 +86,7 @@ class MLSTM(LinearRecurrence):
     def __post_init__(self) -> None:
         eps = self.eps
         if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (math.isfinite(eps) and eps >= 0):
-            raise ValueError(f"MLSTM(eps): expected a finite number of at least 0, got {eps!r}")
+            raise ValueError(f"MLSTMMemory(eps): expected a finite number of at least 0, got {eps!r}")
 
     def prior(self, sizes: Sizes, *, dtype: torch.dtype, device: torch.device | str | None) -> Normalised:
         """Zeros, in units of 1."""

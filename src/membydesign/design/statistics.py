@@ -107,16 +107,16 @@ class RidgeDesign(Design):
         weighted = (k / noise)[..., None]
         after = Statistics(state.keys + weighted * k[..., None, :], state.values + weighted * v[..., None, :])
         solved, found = ridge_solved(state.keys, self.ridge(after.keys, step), k)
-        precision = 1 / (noise + (k * solved).sum(-1, keepdim=True))
-        error = v - product(solved[..., None, :], state.values)[..., 0, :]
+        precision = (1 / (noise + (k * solved).sum(-1, keepdim=True))).to(v.dtype)
+        error = v - product(solved[..., None, :], state.values.to(solved.dtype))[..., 0, :].to(v.dtype)
         evidence = gaussian_log_density(error, precision)
         return Written(after, evidence, torch.where(found[..., None], precision, LOST))
 
     def read(self, state: Statistics, q: Tensor, step: Step) -> Reading:
         """Uᵀ x with (H + Λ) x = q, and qᵀx."""
         x, _ = ridge_solved(state.keys, self.ridge(state.keys, step), q)
-        mean = product(self.mixed(x, q, step)[..., None, :], state.values)[..., 0, :]
-        return Reading(mean, (q * x).sum(-1, keepdim=True).clamp_min(0))
+        mean = product(self.mixed(x, q.to(x.dtype), step)[..., None, :], state.values.to(x.dtype))[..., 0, :]
+        return Reading(mean.to(q.dtype), (q * x).sum(-1, keepdim=True).clamp_min(0).to(q.dtype))
 
     def observation_noise(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """r², [..., 1]."""
@@ -160,13 +160,17 @@ class RidgeDesign(Design):
 
 
 def ridge_solved(keys: Tensor, ridge: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The solution x of (H + Λ) x = q, [B,H,D], and whether H + Λ is positive definite, [B,H].
+    """The solution x of (H + Λ) x = q, [B,H,D], in float64, and whether H + Λ is positive definite, [B,H].
+
+    Directions that were never written have the largest part of x, and nothing of them is read: their share must cancel,
+    also where the sums are in float32.
 
     Args:
         keys: H, [B,H,D,D].
         ridge: the diagonal of Λ, [B,H,D] or [B,H,1].
         q: [B,H,D].
     """
+    keys, ridge, q = (x.to(torch.float64) for x in (keys, ridge, q))
     matrix = (keys + keys.mT) / 2 + torch.diag_embed(ridge.expand(q.shape))
     factor, info = torch.linalg.cholesky_ex(matrix)
     return torch.cholesky_solve(q[..., None], factor)[..., 0], info == 0

@@ -20,17 +20,28 @@ from membydesign.design import (
 from membydesign.errors import did_you_mean
 from membydesign.layers.attention import SoftmaxAttention
 from membydesign.layers.base import SequenceLayer
+from membydesign.layers.comba import Comba
 from membydesign.layers.deltanet import DeltaNet
+from membydesign.layers.deltaproduct import GatedDeltaProduct
 from membydesign.layers.gated_deltanet import GatedDeltaNet
+from membydesign.layers.gated_deltanet_2 import GatedDeltaNet2
+from membydesign.layers.gated_kalmanet import GatedKalmaNet
 from membydesign.layers.gla import GLA
 from membydesign.layers.hyena import Hyena
+from membydesign.layers.kalman_delta import DiagonalKalmanDelta, IsotropicKalmanDelta
+from membydesign.layers.kalman_linear_attention import KLA
 from membydesign.layers.kda import KDA
 from membydesign.layers.linear_attention import LinearAttention
 from membydesign.layers.longhorn import Longhorn
 from membydesign.layers.mamba2 import Mamba2
 from membydesign.layers.memory import ON_SCAFFOLD, MemoryLayer
+from membydesign.layers.mesa_net import MesaNet
+from membydesign.layers.mlstm import MLSTM
+from membydesign.layers.palimpsa import PalimpsaLayer
+from membydesign.layers.preconditioned_deltanet import PreconditionedDeltaNet
 from membydesign.layers.retnet import RetNet
 from membydesign.layers.rwkv7 import RWKV7
+from membydesign.layers.vla import VariationalLinearAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +66,21 @@ _ARCHITECTURES: dict[str, Callable[..., SequenceLayer]] = {
     "retnet": RetNet,
     "gla": GLA,
     "mamba2": Mamba2,
+    "preconditioned_deltanet": PreconditionedDeltaNet,
+    "gated_deltanet_2": GatedDeltaNet2,
+    "deltaproduct": GatedDeltaProduct,
+    "comba": Comba,
+    "mlstm": MLSTM,
     "attention": SoftmaxAttention,
     "hyena": Hyena,
     "rwkv7": RWKV7,
+    "mesa_net": MesaNet,
+    "gated_kalmanet": GatedKalmaNet,
+    "kla": KLA,
+    "palimpsa": PalimpsaLayer,
+    "kalman_delta_isotropic": IsotropicKalmanDelta,
+    "kalman_delta_diagonal": DiagonalKalmanDelta,
+    "vla": VariationalLinearAttention,
 }
 
 _STYLES = [name for name in ON_SCAFFOLD if name.endswith("_style")]

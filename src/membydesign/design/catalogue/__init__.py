@@ -26,6 +26,8 @@ LinearGaussian = Literal[
     "bayesian_layer_diagonal",
     "covariance_reset",
     "stationary_bayesian_layer",
+    "partial_reset",
+    "discounted",
     "robust_writes",
     "block_diagonal",
     "low_rank",
@@ -37,6 +39,8 @@ LinearGaussian = Literal[
     "retnet",
     "gla",
     "mamba2",
+    "kalman_delta_isotropic",
+    "kalman_delta_diagonal",
     "comba",
     "rwkv7",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.feedback import KeyFeedback
 from membydesign.design.gated_delta_rule_2 import GatedDeltaRule2
-from membydesign.design.mlstm import MLSTM
+from membydesign.design.mlstm import MLSTMMemory
 from membydesign.design.model import DesignModel
 from membydesign.design.preconditioned import PreconditionedDelta
 from membydesign.design.reset import MeanOnly
@@ -40,5 +40,5 @@ ROWS: dict[str, Design] = {
         note="κ_t is the removal key, b_t = a_t ⊙ κ_t; the write is noiseless, r_t² = 0; exact for a memory whose "
         "removal is a known drift: what is erased is chosen, not inferred from an error",
     ),
-    "mlstm": MLSTM(),
+    "mlstm": MLSTMMemory(),
 }

@@ -75,7 +75,6 @@ def _numbers(x: Any) -> dict[str, Any]:
         "M": x.v.shape[-1] // G,
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
-        "stationary": x.stationary,
         "C": x.size,
         "sure": float(SURE),
     }
@@ -108,7 +107,7 @@ OPERATOR = operator.differentiable(
             Input("v", "v"),
             Input("process_noise", "l2"),
             Input("write_noise", "r2"),
-            Input("log_decay", "log_a", values={"a": torch.exp}),
+            Input("log_decay", "log_a", values={"a": torch.exp}, on_request={"stationary": {"log_a": values}}),
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("rows", "rows", constant=True),
             Input("mean", "M"),

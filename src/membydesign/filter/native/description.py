@@ -7,7 +7,8 @@ gradient belongs to which argument.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ class Input:
         name: of the argument.
         field: of its value in the C struct `Inputs`, and of its gradient in `Gradients`.
         values: the fields of `Inputs` that are computed from it, where `Inputs` does not have the tensor itself.
+        on_request: further such fields by the option that requests them; null in C where that is false.
         optional: whether it may be None.
         constant: whether it has no gradient. Such a tensor has no batch axis; all other tensors have it first.
     """
@@ -37,6 +39,7 @@ class Input:
     name: str
     field: str
     values: Mapping[str, Callable[[Tensor], Tensor]] | None = None
+    on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = dataclasses.field(default_factory=dict)
     optional: bool = False
     constant: bool = False
 
@@ -87,7 +90,7 @@ class Description:
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     numbers: Callable[[Any], dict[str, Any]]
-    options: Mapping[str, type] = field(default_factory=dict)
+    options: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def arguments(self) -> tuple[str, ...]:
@@ -240,6 +243,8 @@ class Description:
                 fields[i.field] = value
             else:
                 fields.update({name: None if value is None else f(value) for name, f in i.values.items()})
+            for option, more in i.on_request.items():
+                fields.update({name: f(value) if values[option] else None for name, f in more.items()})
         return fields
 
     def _call(self, name: str, struct: str, x: Any, values: Mapping[str, Tensor | None]) -> None:

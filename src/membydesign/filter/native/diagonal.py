@@ -16,6 +16,7 @@ from membydesign.filter.native import mean_pass
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
 from membydesign.filter.torch import two_pass
+from membydesign.filter.transforms import values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,6 @@ def _numbers(x: Any) -> dict[str, Any]:
         "D": D,
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
-        "stationary": x.stationary,
     }
 
 
@@ -59,7 +59,12 @@ OPERATOR = operator.differentiable(
             Input("k", "k"),
             Input("process_noise", "l2"),
             Input("write_noise", "r2"),
-            Input("log_decay", "log_a", values={"a2": lambda log_decay: (2 * log_decay).exp()}),
+            Input(
+                "log_decay",
+                "log_a",
+                values={"a2": lambda log_decay: (2 * log_decay).exp()},
+                on_request={"stationary": {"log_a": values}},
+            ),
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("rows", "rows", constant=True),
             Input("start", "start"),

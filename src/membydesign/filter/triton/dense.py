@@ -349,7 +349,6 @@ def filter_triton(
     A kernel that cannot be compiled or launched raises a `KernelError`, or with `fallback` is replaced by torch.
     """
     C, D, G, length = table.CHUNK, x.q.shape[-1], x.write_noise.shape[-1], x.q.shape[1]
-
     frame = Frame.of(drift, C)
     k, q = frame.enter(cut(x.k, C)), frame.enter(cut(x.q, C))
     added = accumulated_noise(frame, drift, noise, C)
@@ -378,9 +377,9 @@ def filter_triton(
     )
     if x.q.dtype == torch.float32 and _too_sure(observed, write_noise):
         wide, start, inputs = map_state(lambda t: t.double(), (drift, initial, x))
-        wide_noise = noise.map(lambda t: t.double())
         requests = {"return_variance": return_variance, "return_evidence": return_evidence}
-        return map_state(lambda t: t.to(x.q.dtype), filter_chunk(wide, wide_noise, start, inputs, C, **requests))
+        run = filter_chunk(wide, noise.map(torch.Tensor.double), start, inputs, C, **requests)
+        return map_state(lambda t: t.to(x.q.dtype), run)
 
     belief = Belief(mean.movedim(2, -2).flatten(-2), covariance)
     found_variance = evidence = squares = None

@@ -17,11 +17,11 @@
   X(INT, T) X(INT, H) X(INT, G) X(INT, D)                                           \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
-  X(INT, stationary)    /* whether l2 (I - A A') enters instead of l2 N */          \
   X(READ, k)            /* [B,T,H,D] */                                             \
   X(READ, l2)           /* [B,T,H] */                                               \
   X(READ, r2)           /* [B,T,H,G] */                                             \
   X(READ, a2)           /* squared decays, [B,T,H,R] */                             \
+  X(READ_OR_NULL, log_a) /* log decays, [B,T,H,R]; given for stationary noise */    \
   X(READ_OR_NULL, cos)  /* of each turn, [B,T,H,D/2] */                             \
   X(READ_OR_NULL, sin)                                                              \
   X(READ, rows)         /* diagonal of N, [D] */                                    \
@@ -44,9 +44,10 @@ INLINE int64_t covered(const Inputs *x) { return x->R == 1 ? x->D : x->R; }
 
 /* The part of l2 that enters each row. `room` has room for them. */
 INLINE const REAL *entering(const Inputs *x, int64_t at, REAL *restrict room) {
-  if (!x->stationary) return x->rows;
-  const REAL *restrict a2 = x->a2 + at * x->R;
-  for (int64_t i = 0; i < x->D; i += x->R) EACH(j, x->R) room[i + j] = 1 - a2[j];
+  if (!x->log_a) return x->rows;
+  const REAL *restrict log_a = x->log_a + at * x->R, *restrict a2 = x->a2 + at * x->R;
+  SIMD EACH(i, x->R) room[i] = replaced(2 * log_a[i], a2[i]);
+  for (int64_t i = x->R; i < x->D; i++) room[i] = room[i - x->R];
   return room;
 }
 
@@ -235,7 +236,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
         dp[a.first] += c * s * a.w;
         dp[a.second] -= c * s * a.w;
       }
-      if (x->stationary) EACH(i, D) f[i] -= x->l2[at] * x->a2[at * R + i % R]; /* a larger decay keeps noise out */
+      if (x->log_a) EACH(i, D) f[i] -= x->l2[at] * x->a2[at * R + i % R]; /* a larger decay keeps noise out */
       for (int64_t i = 0; i < D; i += n) {
         gather(o->log_a + at * R, 2, f + i, dp + i, R, n);
         scaled(dp + i, x->a2 + at * R, dp + i, R, n);

@@ -6,14 +6,14 @@
   X(INT, M)             /* value columns of one group */                               \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */   \
   X(INT, rotates)       /* whether drift turns pairs of rows */                        \
-  X(INT, stationary)    /* whether l2 (I - A A') enters instead of l2 N */             \
   X(INT, C)             /* tokens between two saved beliefs */                         \
   X(DOUBLE, sure)       /* see `condition` in kalman_chunk.c */                        \
   X(READ, q) X(READ, k) /* [B,T,H,D] */                                                \
   X(READ, v)            /* [B,T,H,G,M] */                                              \
-  X(READ, l2)           /* [B,T,H] */                                                  \
+  X(READ, l2)           /* [B,T,H]; l2 N enters, or l2 (I - A A') with log_a */ \
   X(READ, r2)           /* [B,T,H,G] */                                                \
   X(READ, a)            /* [B,T,H,R] */                                                \
+  X(READ_OR_NULL, log_a) /* likewise; given for stationary noise */                    \
   X(READ_OR_NULL, cos)  /* of each turn, [B,T,H,D/2] */                                \
   X(READ_OR_NULL, sin)                                                                 \
   X(READ, rows)         /* diagonal of N, [D] */

@@ -71,6 +71,13 @@ INLINE void noisy_row(const Shared *s, const REAL *rows, int64_t t, REAL *restri
   if (s->mixed) EACH(i, half) to[i] += x[i] * y[i + half], to[i + half] += x[i] * y[i];
 }
 
+/* The part of l2 that stationary noise puts into each row at token t, [R]. */
+INLINE void entering(const Inputs *x, const Shared *s, int64_t t, int64_t first, REAL *restrict to) {
+  const REAL *restrict log_a = x->log_a + (first + t * x->H) * x->R, *restrict a = s->F.a + t * s->F.R;
+  SIMD EACH(i, x->R) to[i] = replaced(2 * log_a[i], a[i] * a[i]);
+  for (int64_t i = x->R; i < s->F.R; i++) to[i] = to[i - x->R];
+}
+
 /* Tokens start … start+c-1 of a head; `first` is its first token's index in [B,T,H]. */
 static void share(const Inputs *x, Shared *s, int64_t first, int64_t c) {
   int64_t D = x->D, H = x->H, half = D / 2, R = s->F.R;
@@ -82,7 +89,10 @@ static void share(const Inputs *x, Shared *s, int64_t first, int64_t c) {
   EACH(t, c) {
     REAL *n = s->n + t * R, *across = s->across + t * half, l2 = x->l2[first + t * H];
     const REAL *a = F->a + t * R;
-    if (x->stationary) EACH(i, R) n[i] = l2 * replaced(a[i]) + (t ? a[i] * a[i] * n[i - R] : 0);
+    if (x->log_a) {
+      entering(x, s, t, first, n);
+      EACH(i, R) n[i] = l2 * n[i] + (t ? a[i] * a[i] * n[i - R] : 0);
+    }
     else EACH(i, R) n[i] = l2 * (R == 1 ? 1 : x->rows[i]) + (t ? a[i] * a[i] * n[i - R] : 0);
     if (s->mixed) EACH(i, half) { /* R(-Theta) diag(rows) R(-Theta)', entry by entry */
       REAL r = F->cos[t * half + i], v = F->sin[t * half + i], real = x->rows[i], imaginary = x->rows[i + half];

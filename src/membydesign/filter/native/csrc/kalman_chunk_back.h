@@ -132,10 +132,11 @@ static void noise_back(const Inputs *x, const Gradients *o, const Shared *s, Sha
     int64_t at = first + t * H;
     const REAL *a = s->F.a + t * R, *n = s->n + (t - 1) * R, *across = s->across + (t - 1) * half;
     REAL *dn = d->n + t * R, *dx = d->across + t * half, l2 = x->l2[at], total = 0;
-    if (x->stationary) EACH(i, R) {
+    if (x->log_a) entering(x, s, t, first, d->exits);
+    if (x->log_a) EACH(i, R) {
       o->log_a[at * x->R + i % x->R] += 2 * a[i] * a[i] * ((t ? n[i] : 0) - l2) * dn[i];
       if (t) dn[i - R] += a[i] * a[i] * dn[i];
-      total += replaced(a[i]) * dn[i];
+      total += d->exits[i] * dn[i]; /* room for a row, as in shared_back */
     }
     else EACH(i, R) {
       if (t) {

@@ -168,10 +168,11 @@ INLINE const REAL *decays(const Inputs *x, int64_t at, REAL *spread, int64_t D) 
 }
 
 /* The part of l2 that enters each row. `spread` has room for them. */
-INLINE const REAL *entering(const Inputs *x, int64_t at, REAL *spread, int64_t D) {
-  if (!x->stationary) return x->rows;
-  const REAL *a = x->a + at * x->R;
-  for (int64_t i = 0; i < D; i += x->R) EACH(j, x->R) spread[i + j] = replaced(a[j]);
+INLINE const REAL *entering(const Inputs *x, int64_t at, REAL *restrict spread, int64_t D) {
+  if (!x->log_a) return x->rows;
+  const REAL *restrict log_a = x->log_a + at * x->R, *restrict a = x->a + at * x->R;
+  SIMD EACH(i, x->R) spread[i] = replaced(2 * log_a[i], a[i] * a[i]);
+  for (int64_t i = x->R; i < D; i++) spread[i] = spread[i - x->R];
   return spread;
 }
 
@@ -347,7 +348,7 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
     dk[r] += dr2 * u[r] - predicted + along;
     dl2 += N[r] * own;
     /* P holds l2 N besides A P A'; stationary noise loses what a larger decay keeps, which makes it l2 I */
-    d->log_a[at * R + r % R] += drift + 2 * (turned - l2 * (x->stationary ? 1 : N[r]) * own);
+    d->log_a[at * R + r % R] += drift + 2 * (turned - l2 * (x->log_a ? 1 : N[r]) * own);
   }
   d->l2[at] += dl2;
   if (rotates) {

@@ -24,7 +24,11 @@ static inline int indefinite(const REAL *P, int64_t D, REAL *room) {
   return cholesky(room, D, room + D * D) >= 0;
 }
 
-/* The part of l2 that stationary noise puts in the place of what the decay a takes. Of the decay as it was rounded: the
- * two add up to one, so that rounding does not carry P beyond l2 I, however many tokens follow. */
-INLINE REAL replaced(REAL a) { return (1 - a) * (1 + a); }
+/* 1 - a^2 for y = 2 log a: the part of l2 that stationary noise puts in the place of what a decay takes. A series where
+ * the difference would cancel, which vectors compute as well; expm1 takes them one by one. */
+INLINE REAL replaced(REAL y, REAL a2) {
+  REAL series = 1;
+  for (int n = sizeof(REAL) == sizeof(float) ? 9 : 17; n > 1; n--) series = 1 + y * ((REAL)1 / n) * series;
+  return y > (REAL)-0.5 ? -y * series : 1 - a2;
+}
 #endif

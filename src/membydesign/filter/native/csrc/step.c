@@ -256,11 +256,13 @@ INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s,
     REAL log_a = x->log_a ? x->log_a[h * z->log_a_head + i * z->log_a_entry] : 0;
     good &= log_a <= 0 && log_a >= -LARGEST;
     c[i] = i && !z->log_a_entry ? c[0] : exp(log_a);
+    if (z->stationary) l2[i] = i && !z->log_a_entry ? l2[0] : -expm1(2 * log_a); /* 1 - a^2 */
   }
   if (x->l2) {
     const REAL variance = x->l2[h * z->l2_head];
     good &= is_variance(variance);
-    EACH(i, D) l2[i] = z->stationary ? variance * replaced(c[z->rotates ? i / 2 : i]) : i % z->every ? 0 : variance;
+    for (int64_t i = D - 1; i >= 0; i--) /* backwards, since pairs spread out */
+      l2[i] = z->stationary ? variance * l2[z->rotates ? i / 2 : i] : i % z->every ? 0 : variance;
   }
   if (z->rotates) EACH(i, D / 2) {
     REAL angle = x->angle[h * z->angle_head + i * z->angle_entry], rho = c[i];
