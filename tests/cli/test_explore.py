@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,13 @@ needs_node = pytest.mark.skipif(NODE is None, reason="needs node, to run what a 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 needs_zig = pytest.mark.skipif(not wasm.has_compiler(), reason="needs ziglang, to compile for WebAssembly")
 
+# Chromium's virtual time runs ahead of the thread that compiles WebAssembly, unless the page is busy meanwhile.
+WAIT = """
+setInterval(() => {
+  for (let i = 0; i < 1e5 && !document.querySelector("#numbers td"); i++);
+}, 10)
+"""
+
 D, M, A, B = 16, 6, 0, 1
 DESIGNS = (
     "bayesian_layer",
@@ -36,11 +44,12 @@ DESIGNS = (
 PAPER = {"rho": 0.92, "l2": 0.05, "r2": 0.05, "p0": 3, "decay": 1, "seed": 2, "target": 40, "distractor": 60}
 
 
-def in_node(script, kernel=None):
+def in_node(script, kernel: str | None = None) -> Any:
     """Run the part of the page that computes, then a script, whose `result` comes back."""
     (engine,) = re.findall(r'<script id="engine">(.*?)</script>', page("0"), re.DOTALL)
     if kernel is not None:
         engine = re.sub(r'WASM_BASE64 = "[^"]*"', f'WASM_BASE64 = "{kernel}"', engine)
+    assert NODE is not None
     program = (
         f"{engine}\nloadKernel(WASM_BASE64).then((kernel) => {{ {script}; console.log(JSON.stringify(result)); }});"
     )
@@ -129,7 +138,7 @@ def gain_of(name, s, belief, k):
 def random_requests(count):
     random.seed(0)
     for i in range(count):
-        settings = {name: 10 ** random.uniform(-2.5, 1) for name in ("l2", "r2", "p0")}
+        settings: dict[str, Any] = {name: 10 ** random.uniform(-2.5, 1) for name in ("l2", "r2", "p0")}
         settings |= {"rho": random.uniform(0, 0.99), "decay": random.choice([1.0, random.uniform(0.5, 1)])}
         settings |= {"seed": random.randint(0, 2), "target": random.randint(0, 15), "distractor": random.randint(0, 15)}
         if i % 4 == 0:
@@ -167,9 +176,10 @@ def test_the_kernel_built_now_gives_the_same_numbers(tmp_path):
 @needs_chromium
 @pytest.mark.slow
 def test_a_browser_shows_the_numbers_and_the_walk(tmp_path):
+    assert CHROMIUM is not None
     path = tmp_path / "page.html"
-    path.write_text(page("0"), encoding="utf-8")
-    options = ("--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=4000")
+    path.write_text(page("0").replace("</body>", f"<script>{WAIT}</script></body>"), encoding="utf-8")
+    options = ("--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=20000")
     address = f"{path.as_uri()}#designs={','.join(DESIGNS)}&t=53&story=3"
     done = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, timeout=120, check=True)
     text = done.stdout.decode()

@@ -86,11 +86,13 @@ function simulate(kernel, name, settings) {
       }
       step.run();
       const M = step.tensor("M"), P = entries ? step.tensor("P") : null;
+      const gain = new Float64Array(D);
+      for (let i = 0; i < D; i++) gain[i] = M[i * COLUMNS + PROBE];
       states.push({
         written,
         before: states[states.length - 1].read,
         read: step.tensor("o").slice(),
-        gain: Float64Array.from({ length: D }, (_, i) => M[i * COLUMNS + PROBE]),
+        gain,
         plane: P && (design.dense ? [P[0], P[1], P[D + 1]] : [P[0], 0, P[1]]),
       });
       step.tensor("from_M").set(M);

@@ -58,8 +58,12 @@ class Kernel {
     const at = {};
     for (const [name, length] of Object.entries(lengths)) at[name] = this.allocate(8 * length);
     const structs = [this.fill("Sizes", sizes), this.fill("Tensors", at)];
+    const views = {};
     return {
-      tensor: (name) => new Float64Array(this.buffer, at[name], lengths[name]),
+      tensor: (name) => {
+        if (views[name]?.buffer !== this.buffer) views[name] = new Float64Array(this.buffer, at[name], lengths[name]);
+        return views[name];
+      },
       run: () => {
         const flawed = this.compiled.step(structs[0], structs[1], BigInt(heads), 1n);
         if (flawed) throw new Error("the kernel refused a step: a parameter is out of bounds, or a result is not finite");
