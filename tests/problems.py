@@ -66,6 +66,8 @@ def every_design() -> dict[str, DesignModel]:
 DESIGNS = every_design()
 EXACT_DESIGNS = {name: design for name, design in DESIGNS.items() if design.is_exact}
 BEYOND = {
+    "partial_reset",
+    "discounted",
     "unknown_scale",
     "robust_writes",
     "block_diagonal",
@@ -75,8 +77,8 @@ BEYOND = {
     "comba",
     "rwkv7",
 }
-"""Rows with tests of their own: in design/ those of unknown scales, Student-t writes, blocks and low rank; in filter/
-test_relatives.py, test_recurrences.py and test_removal.py."""
+"""Rows with tests of their own: in design/ those of covariances that forget, unknown scales, Student-t writes, blocks
+and low rank; in filter/ test_relatives.py, test_recurrences.py and test_removal.py."""
 
 assert {design for name, design in catalogue.items() if name not in BEYOND and isinstance(design, DesignModel)} <= {
     d.replace(covariance=type(d.covariance)()) if d.keeps_covariance else d for d in DESIGNS.values()

@@ -116,6 +116,8 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "bayesian_layer_diagonal",
         "covariance_reset",
         "stationary_bayesian_layer",
+        "partial_reset",
+        "discounted",
         "unknown_scale",
         "robust_writes",
         "block_diagonal",
@@ -145,11 +147,13 @@ def test_the_catalogue_holds_table_one_the_ablations_and_designs_beyond_them():
         "categorical_memory",
         "hidden_markov",
     ]
-    # Table 1's column "Derivation", unknown_scale, MesaNet's regression, two relatives whose erasing is a drift, and
-    # the conjugate beliefs
+    # Table 1's column "Derivation", covariances that forget, unknown_scale, MesaNet's regression, two relatives whose
+    # erasing is a drift, and the conjugate beliefs
     assert [name for name, design in catalogue.items() if design.exactness == "exact filter"] == [
         "bayesian_layer",
         "stationary_bayesian_layer",
+        "partial_reset",
+        "discounted",
         "unknown_scale",
         "linear_attention",
         "retnet",

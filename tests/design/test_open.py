@@ -7,7 +7,13 @@ import membydesign
 from membydesign.design import Covariance, Transition, Write
 
 ROOT = Path(membydesign.__file__).parent
-KERNELS = {"filter/linear.py", "filter/native/diagonal.py", "filter/native/step.py"}
+KERNELS = {
+    "filter/linear.py",
+    "filter/native/diagonal.py",
+    "filter/native/forgetting.py",
+    "filter/native/step.py",
+    "filter/torch/forgetting.py",
+}
 """Where kernels say what they run: `why_not`, and what it shares with others."""
 
 

@@ -102,16 +102,16 @@ FAILING = """
 #include <stdatomic.h>
 static atomic_int calls, open_rooms;
 int still_open(void) { return atomic_load(&open_rooms); }
-static void *every_second(size_t n) {
+static void *every_second(size_t alignment, size_t n) {
   if (atomic_fetch_add(&calls, 1) % 2) return NULL;
   atomic_fetch_add(&open_rooms, 1);
-  return malloc(n);
+  return aligned_alloc(alignment, n);
 }
 static void counted(void *p) {
   if (p) atomic_fetch_sub(&open_rooms, 1);
   free(p);
 }
-#define malloc every_second
+#define aligned_alloc every_second
 #define free counted
 """
 

@@ -48,7 +48,8 @@ def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
     step = problem.parameters
     tensors = [problem.q, None if additive else problem.k, problem.v, problem.k, torch.rand(1, 18, 2, 2)]
     leaves = prepared([*tensors, step["log_decay"], step.get("angle"), torch.zeros(1, 2, 4, 4)], train)
-    return (*leaves, 8, True, train)
+    by_token = step.get("angle") is None
+    return (*leaves, 8, by_token, True, train)
 
 
 def diagonal_arguments(design_name: str, *, train: bool):
@@ -84,6 +85,18 @@ def test_opcheck_of_the_mean_given_gains(name, additive, train):
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_diagonal_covariance(name, train):
     torch.library.opcheck(compiled.OPERATORS["diagonal"], diagonal_arguments(name, train=train))
+
+
+@pytest.mark.parametrize("transition", [mbd.DiagonalDecay(), mbd.DampedRotation()])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck_of_the_gains_of_a_covariance_that_forgets(transition, train):
+    design = mbd.DesignModel(transition, mbd.ObserveMemory(groups=2), mbd.PartialReset())
+    problem = random_problem(design, B=1, T=18, H=2, D=4, M=4)
+    step = problem.parameters
+    names = ("write_noise", "retention", "prior_variance", "log_decay")
+    tensors = [problem.k, problem.q, *(step[name] for name in names), step.get("angle")]
+    leaves = prepared([*tensors, torch.eye(4).expand(1, 2, 2, 4, 4)], train)
+    torch.library.opcheck(compiled.OPERATORS["gains"], (*leaves, 8, 16, True, train))
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])

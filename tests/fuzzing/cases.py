@@ -280,6 +280,11 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
             return _mixture(generator, shape, list(kinds.values())) if case.decays == "mixed" else kinds[case.decays]
         case "angle":
             return _uniform(generator, -3.1, 3.1, shape)
+        case "log_discount":
+            return _uniform(generator, -0.2, 0.0, shape)
+        case "retention" if case.spec.kept == "partial_reset":
+            usual = _uniform(generator, 0.0, 1.0, shape)
+            return _mixture(generator, shape, [usual, 0 * usual, usual**8, 0 * usual + 1])
         case "retention" | "erase_rate" | "feedback":
             return _uniform(generator, 0.05, 1.0, shape)
         case "removal" | "removal_key" | "erase_key":
@@ -302,7 +307,7 @@ def _initial(case: Case, generator: torch.Generator, B: int) -> dict[str, Tensor
     parts = {"mean": _normal(generator, B, H, D, M).to(case.initial_dtype)}
     G, size = case.spec.groups, case.spec.size
     match case.spec.kept:
-        case "dense":
+        case "dense" | "partial_reset" | "discounted":
             root = _normal(generator, B, H, G, D, D)
             parts["kept"] = root @ root.mT / D + 0.1 * torch.eye(D, dtype=torch.float64)
         case "diagonal":

@@ -94,7 +94,8 @@ def run_reference(case: Case, problem: Problem) -> Expected:
         results["total evidence"] = _sums(results["evidence"], bounds)
     trust = results.pop("trust", None)
     followed = [part for part in passed if part.requires_grad]
-    matrices = [part.detach() for part in passed if case.spec.kept in ("dense", "block") and part.ndim == 6]
+    matrix = case.spec.keeps_matrix or case.spec.kept == "block"
+    matrices = [part.detach() for part in passed if matrix and part.ndim == 6]
     return Expected(results, leaves, None if trust is None else trust.detach(), followed, matrices)
 
 

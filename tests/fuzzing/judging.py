@@ -86,11 +86,15 @@ def judge(case: Case, problem: Problem) -> Verdict:
             assert isinstance(given, Tensor)
             y = expected.gradients[name]
             magnitude = x.abs()
-            if name == "initial kept" and case.spec.kept in ("dense", "block"):
+            if name == "initial kept" and (case.spec.keeps_matrix or case.spec.kept == "block"):
                 x, y, magnitude = x + x.mT, y + y.mT, magnitude + magnitude.mT  # only symmetric changes are allowed
-            flow = expected.gradients["flow"] if name in ("log_decay", "angle") else torch.zeros(())
-            _compare(f"gradient of {name}", x, y, dtype, verdict, flow.sum().item(), magnitude)
+            flow = FLOWS.get(name, 0.0) * expected.gradients["flow"].sum().item()
+            _compare(f"gradient of {name}", x, y, dtype, verdict, flow, magnitude)
     return verdict
+
+
+FLOWS = {"log_decay": 1.0, "angle": 1.0, "log_discount": 0.5, "retention": 8.0}
+"""Gradients that chunks have as differences of larger numbers. That of γ is the one of log √γ, over 2γ ≥ 1/8."""
 
 
 def _judge_types(case: Case, problem: Problem, library: Outcome, verdict: Verdict) -> None:
@@ -181,7 +185,7 @@ def _compare(
         replicas: from the reference.
         dtype: in which the filter computes.
         verdict: to add to.
-        flow: what the sums add up to of which kernels have this gradient as a difference (those of decays and angles).
+        flow: what the sums add up to of which kernels have this gradient as a difference (those in `FLOWS`).
         magnitude: of the numbers that were rounded to the type of x, if they are larger than x.
     """
     if not x.numel():

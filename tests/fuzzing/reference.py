@@ -4,8 +4,9 @@ Nothing of the library is used here. The linear-Gaussian recursion is Propositio
 
     P̄ = A P Aᵀ + ℓ² N,   u = P̄ k,   β = 1/(r² + kᵀu),   M = (I − β u kᵀ) A M + β u vᵀ,   P = P̄ − β u uᵀ,
 
-or with P̄ = A P Aᵀ + σ² (I − A Aᵀ) where noise is stationary; the delta rules replace P̄ by λI, and the additive rules
-observe the coefficient φ ~ N(0, λI) of the write k φᵀ alone.
+or with P̄ = A P Aᵀ + σ² (I − A Aᵀ) where noise is stationary; covariances that forget have
+P̄ = γ A P Aᵀ + λ(I − γ A Aᵀ) or A P Aᵀ/δ, the delta rules replace P̄ by λI, and the additive rules observe the
+coefficient φ ~ N(0, λI) of the write k φᵀ alone.
 
 **How accurate a filter can be.** The first axis of every tensor counts replicas. Replica 0 is computed as it stands. In
 the others every intermediate result is disturbed by relative errors of the size of one rounding in the type under test
@@ -174,7 +175,7 @@ def gaussian_step(
     P = predicted_covariance(spec, x, A, state.kept, rounded)  # [N,B,H,G,D,D]
     passed.append(P)
     largest_kept = None
-    if spec.kept == "dense":
+    if spec.keeps_matrix:
         largest_kept = P.detach().abs()
         if state.largest_kept is not None:
             drift = A.detach().abs()[..., None, :, :]
@@ -227,6 +228,12 @@ def predicted_covariance(
         return prior.expand(*prior.shape[:-1], groups)[..., None, None] * eye
     assert kept is not None
     P = drifted(A, kept, rounded)
+    if spec.kept == "discounted":
+        return rounded(P * rounded((-x["log_discount"]).exp())[..., None, None, None])
+    if spec.kept == "partial_reset":
+        gamma, prior = (x[name][..., None, None, None] for name in ("retention", "prior_variance"))
+        left = rounded(eye - rounded(gamma * (A @ A.mT)[..., None, :, :]))
+        return rounded(rounded(gamma * P) + rounded(prior * left))
     if not spec.has_process_noise:
         return P
     if spec.stationary:

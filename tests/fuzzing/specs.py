@@ -18,7 +18,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "designs"
 
 Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7", "feedback"]
 Write = Literal["observe", "latent", "student_t", "count"]
-Kept = Literal["dense", "diagonal", "block", "reset", "column_reset", "nothing", "counts"]
+Kept = Literal[
+    "dense", "diagonal", "block", "reset", "column_reset", "partial_reset", "discounted", "nothing", "counts"
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Spec:
         return self.kept in ("dense", "diagonal", "block") and self.write != "latent"
 
     @property
+    def keeps_matrix(self) -> bool:
+        """Whether the whole covariance is kept."""
+        return self.kept in ("dense", "partial_reset", "discounted")
+
+    @property
     def has_variance(self) -> bool:
         """Whether reads have a variance."""
         return self.kept != "nothing"
@@ -93,8 +100,12 @@ class Spec:
             sizes["stationary_variance" if self.stationary else "process_noise"] = ()
         if self.kept == "column_reset":
             sizes["prior_variance"] = (M,)
-        elif self.kept == "reset" or self.write == "latent":
+        elif self.kept in ("reset", "partial_reset") or self.write == "latent":
             sizes["prior_variance"] = ()
+        if self.kept == "partial_reset":
+            sizes["retention"] = ()
+        elif self.kept == "discounted":
+            sizes["log_discount"] = ()
         if self.write in ("observe", "student_t"):
             sizes["write_noise"] = (self.groups,)
         elif self.write == "latent":
@@ -139,6 +150,8 @@ def build(spec: Spec) -> Any:
         "block": lambda: example("block_diagonal").BlockDiagonal(size=spec.size, prior=spec.prior),
         "reset": mbd.Reset,
         "column_reset": mbd.PerColumnReset,
+        "partial_reset": lambda: mbd.PartialReset(prior=spec.prior),
+        "discounted": lambda: mbd.Discounted(prior=spec.prior),
         "nothing": mbd.MeanOnly,
     }
     transition = transitions[spec.drift]()
@@ -157,6 +170,8 @@ def _every() -> tuple[Spec, ...]:
     ]
     specs += [Spec(drift, "observe", "reset", groups) for groups in (1, 2) for drift in plain]
     specs += [Spec(drift, "observe", "column_reset") for drift in plain]
+    specs += [Spec(drift, "observe", "partial_reset", groups) for groups in (1, 2) for drift in plain]
+    specs += [Spec(drift, "observe", "discounted", groups) for groups in (1, 2) for drift in ("identity", "rotation")]
     specs += [Spec(drift, "latent", kept, prior=0.3) for kept in ("nothing", "dense") for drift in plain]
     specs += [Spec(drift, "latent", "nothing") for drift in ("removal", "rwkv7", "feedback")]
     specs += [Spec("removal", "observe", kept) for kept in ("dense", "reset")]

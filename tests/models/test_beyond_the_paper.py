@@ -12,7 +12,8 @@ from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM
 from membydesign.testing import assert_close
 
 VOCABULARY = 31
-each = pytest.mark.parametrize("name", ["unknown_scale", "robust_writes", "block_diagonal", "low_rank"])
+NAMES = ["partial_reset", "discounted", "unknown_scale", "robust_writes", "block_diagonal", "low_rank"]
+each = pytest.mark.parametrize("name", NAMES)
 
 
 def config(name: str) -> MemoryConfig:

@@ -226,7 +226,7 @@ def test_other_bad_arguments_are_refused():
         retrofit(teacher, [0], start="zero")  # pyright: ignore
     with pytest.raises(ValueError, match="write_noise: expected one of softplus, gate, got 'exp'"):
         retrofit(teacher, [0], write_noise="exp")  # pyright: ignore
-    with pytest.raises(ValueError, match="teacher: expected a MemoryForCausalLM, got MemoryModel"):
+    with pytest.raises(ValueError, match=r"teacher: expected a MemoryForCausalLM, or one of .*, got MemoryModel"):
         retrofit(teacher.model, [0])  # pyright: ignore
     with pytest.raises(ValueError, match="student: expected some layers that differ"):
         replaced_layers(teacher, copy.deepcopy(teacher))

@@ -26,10 +26,11 @@ COLUMNS = (
 PAGE_HEAD = """\
 # The catalogue
 
-Every row of the paper's Table 1, every ablation, and designs beyond them: robust writes, an unknown scale,
-[relatives](relatives.md) that others published, and three beliefs that are not Gaussian (counts, categories, hidden
-states; the column "covariance" then names the belief), by name: `membydesign.catalogue["gated_deltanet"]`. This page is
-written by `mbd catalogue --markdown` from the designs themselves; `mbd catalogue NAME` shows one of them in a terminal.
+Every row of the paper's Table 1, every ablation, and designs beyond them: covariances that forget, robust writes, an
+unknown scale, [relatives](relatives.md) that others published, and three beliefs that are not Gaussian (counts,
+categories, hidden states; the column "covariance" then names the belief), by name:
+`membydesign.catalogue["gated_deltanet"]`. This page is written by `mbd catalogue --markdown` from the designs
+themselves; `mbd catalogue NAME` shows one of them in a terminal.
 
 The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
 $\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.

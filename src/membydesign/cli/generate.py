@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from membydesign.cli.loading import (
+    Accelerate,
     Device,
     Dtype,
     Model,
     Tokenizer,
+    accelerated,
     dtype_of,
     load_model,
     load_tokenizer,
@@ -59,6 +61,7 @@ def generate(
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
     device: Device = None,
+    accelerate: Accelerate = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue a prompt and print the text as it is generated.
@@ -82,6 +85,8 @@ def generate(
     device = usable_device(device)
     words = load_tokenizer(tokenizer or model)
     lm = load_model(model, dtype_of(dtype), device)
+    if accelerate:
+        accelerated(lm)
 
     inputs = words(text, return_tensors="pt")
     ids = inputs["input_ids"].long()

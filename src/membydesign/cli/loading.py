@@ -26,6 +26,15 @@ Dtype = Annotated[
     str | None, typer.Option(metavar="NAME", help=f"{', '.join(DTYPES)}. Default: as stored.", autocompletion=dtypes)
 ]
 
+Accelerate = Annotated[
+    bool,
+    typer.Option(
+        "--accelerate",
+        metavar="",
+        help="Run Gated DeltaNet, KDA and Mamba-2 layers of a Transformers model on this package's CPU kernels.",
+    ),
+]
+
 TOKENIZER_HINT = (
     "save one there (tokenizer.save_pretrained({model!r})), or name another folder or model with --tokenizer"
 )
@@ -73,6 +82,7 @@ def load_model(source: str, dtype: torch.dtype | None, device: str) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
+    import membydesign.integrations.transformers  # noqa: F401 - registers retrofitted models
     from membydesign.models import MemoryConfig, fla_config, load_fla
     from membydesign.models.checkpoint import inspect
 
@@ -90,6 +100,17 @@ def load_model(source: str, dtype: torch.dtype | None, device: str) -> Any:
         raise fail(f"the weights of {source} cannot be read ({error}); copy or download the model again") from None
     except (OSError, ValueError, ImportError) as error:
         raise fail(f"no model at {source}: {error}") from None
+
+
+def accelerated(model: Any) -> Any:
+    """Put our kernels under a model's recurrent layers, for as long as it lives; exit with an error if it has none."""
+    from membydesign.integrations.transformers import accelerate
+
+    try:
+        accelerate(model)
+    except (ValueError, RuntimeError) as error:
+        raise fail(f"--accelerate: {error}") from None
+    return model
 
 
 def name_on_the_hub(source: str) -> str | None:

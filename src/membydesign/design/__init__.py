@@ -5,7 +5,7 @@ from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift, WholeMatrix
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
@@ -22,6 +22,7 @@ from membydesign.design.penalty import PenalisedLeastSquares, PenalisedMemory
 from membydesign.design.preconditioned import Curved, PreconditionedDelta
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
+from membydesign.design.retention import Discounted, Forgetting, ForgettingCovariance, PartialReset
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Gate, Learned, Spectrum
 from membydesign.design.stationary import Stationary
@@ -62,11 +63,14 @@ __all__ = [
     "DesignModel",
     "Diagonal",
     "DiagonalDecay",
+    "Discounted",
     "Drift",
     "EntryBelief",
     "EntryDesign",
     "Equation",
     "Flaw",
+    "Forgetting",
+    "ForgettingCovariance",
     "Gains",
     "Gate",
     "GatedDeltaRule2",
@@ -89,6 +93,7 @@ __all__ = [
     "Observation",
     "ObserveMemory",
     "Palimpsa",
+    "PartialReset",
     "PenalisedLeastSquares",
     "PenalisedMemory",
     "PerColumnReset",
@@ -114,6 +119,7 @@ __all__ = [
     "Transition",
     "UnknownScale",
     "Votes",
+    "WholeMatrix",
     "Write",
     "WriteEvent",
     "Writes",

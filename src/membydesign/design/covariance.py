@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, final
 
 import torch
@@ -52,6 +52,11 @@ class Gains(NamedTuple):
     variance: Tensor | None = None
 
 
+def squared_norm(k: Tensor) -> Tensor:
+    """The squared norm of every key, [..., D] → [..., 1]."""
+    return k.square().sum(-1, keepdim=True)
+
+
 class Drift(NamedTuple):
     """How the drift of one token changes covariances: `drift(P)` maps matrices P, [B,H,G,D,D], to A P Aᵀ + Q.
 
@@ -79,6 +84,7 @@ class SequenceDrift(NamedTuple):
         write_noise: r², [B,T,H,G].
         parameters: all step parameters by name, [B,T,H,...].
         steps: the drift of one token: `steps(t)` maps P, [B,H,G,D,D], to A_t P A_tᵀ + Q_t.
+        squared_norm: of all keys, [B,T,H,D] → [B,T,H,1]: in torch, or faster where a kernel can.
     """
 
     rows: RowDrift
@@ -86,6 +92,7 @@ class SequenceDrift(NamedTuple):
     write_noise: Tensor
     parameters: Mapping[str, Tensor]
     steps: Callable[[int], Drift]
+    squared_norm: Callable[[Tensor], Tensor] = squared_norm
 
 
 class Covariance(ABC):
@@ -192,6 +199,14 @@ class Covariance(ABC):
         direction, precision, *variance = (torch.stack(parts, 1) for parts in zip(*every, strict=True))
         return Gains(direction, precision, precision, kept, *variance)
 
+    def implied_noise(self, kept: Any, drifted: Drift, step: Step) -> Tensor | None:
+        """The process noise P̄_t − A_t P A_tᵀ, [B,H,G,D,D], of a structure that has its own; None: the transition's Q_t.
+
+        `testing.oracles` conditions the joint Gaussian with it. Arguments as for `predict`.
+        """
+        del kept, drifted, step
+        return None
+
     def gain_groups(self, groups: int, M: int) -> int:
         """How many gains a write has, for `groups` noise groups and values of size M."""
         del M
@@ -288,39 +303,29 @@ def updated(predicted: Tensor, event: WriteEvent, k: Tensor) -> Tensor:
     return predicted - event.precision[..., None, None] * (u[..., :, None] * u[..., None, :])
 
 
-@final
 @dataclass(frozen=True)
-class Dense(Covariance):
-    r"""The whole D×D covariance is propagated: the exact filter.
+class WholeMatrix(Covariance):
+    r"""A D×D covariance for each noise group: $P_t = \bar P_t - \beta_t u_t u_t^\top$ after a write, $P_0 = p_0 I$.
 
-    $$\bar P_t = A_t P_{t-1} A_t^\top + \ell_t^2 N, \qquad P_t = \bar P_t - \beta_t u_t u_t^\top, \qquad P_0 = p_0 I$$
-
-    Under `LatentInput` the mean never reads the covariance; Dense then keeps the exact
-    $P_t = A_t P_{t-1} A_t^\top + \omega_t r_t^2\, k_t k_t^\top$, for those who want the variance of a read.
-
-    Args:
-        prior: $p_0$, the variance of every direction before anything is written.
-
-    Step parameters: `process_noise` $\ell_t^2$ ≥ 0, [B,T,H] (none under `LatentInput`).
-    State: G·D² elements, [B,H,G,D,D].
+    `Dense` drifts by $A_t P A_t^\top + Q_t$; derive from this class for another drift of the covariance.
     """
 
     prior: float = 1.0
     exactness = "exact filter"
 
     def __post_init__(self) -> None:
-        check_prior("Dense", self.prior)
+        check_prior(type(self).__name__, self.prior)
 
     @property
-    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Stationary noise returns memory to where it starts: σ² = p₀."""
-        return {"stationary_variance": float(self.prior)}
+    @abstractmethod
+    def predicted(self) -> Equation:
+        """How P̄ is formed."""
 
     @property
     def equations(self) -> tuple[Equation, ...]:
-        """P̄ = A P Aᵀ + ℓ²N, P = P̄ − βuuᵀ."""
+        """P̄, and P = P̄ − βuuᵀ."""
         return (
-            PREDICTED,
+            self.predicted,
             Equation(
                 "P_t = P̄_t − β_t u_t u_tᵀ",
                 r"\mathbf{P}_t = \bar{\mathbf{P}}_t - \beta_t \mathbf{u}_t \mathbf{u}_t^\top",
@@ -331,11 +336,6 @@ class Dense(Covariance):
         """p₀ I for every group."""
         identity = torch.eye(sizes.D, dtype=dtype, device=device)
         return (self.prior * identity).expand(sizes.batch, sizes.heads, groups, sizes.D, sizes.D).clone()
-
-    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
-        """A P Aᵀ + Q."""
-        del step
-        return drifted(kept)
 
     def times(self, predicted: Tensor, k: Tensor) -> Tensor:
         """P̄ k."""
@@ -355,9 +355,9 @@ class Dense(Covariance):
         """Asymmetric or indefinite matrices, beyond what rounding explains."""
         return matrix_flaws(kept, thorough=thorough)
 
-    def with_prior(self, prior: float) -> Dense:
-        """Dense(prior)."""
-        return Dense(prior)
+    def with_prior(self, prior: float) -> WholeMatrix:
+        """The same class with another prior."""
+        return replace(self, prior=prior)
 
     def elements(self, D: int, groups: int) -> int:
         """G·D²."""
@@ -370,3 +370,36 @@ class Dense(Covariance):
     def cost(self, D: int, groups: int, drift: int) -> tuple[str, int]:
         """The drift from both sides, the warped key and the downdate."""
         return "G·D²", groups * D * D * (2 * drift + 2)
+
+
+@final
+@dataclass(frozen=True)
+class Dense(WholeMatrix):
+    r"""The whole D×D covariance is propagated: the exact filter.
+
+    $$\bar P_t = A_t P_{t-1} A_t^\top + \ell_t^2 N, \qquad P_t = \bar P_t - \beta_t u_t u_t^\top, \qquad P_0 = p_0 I$$
+
+    Under `LatentInput` the mean never reads the covariance; Dense then keeps the exact
+    $P_t = A_t P_{t-1} A_t^\top + \omega_t r_t^2\, k_t k_t^\top$, for those who want the variance of a read.
+
+    Args:
+        prior: $p_0$, the variance of every direction before anything is written.
+
+    Step parameters: `process_noise` $\ell_t^2$ ≥ 0, [B,T,H] (none under `LatentInput`).
+    State: G·D² elements, [B,H,G,D,D].
+    """
+
+    @property
+    def parameter_sources(self) -> Mapping[str, Source]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Stationary noise returns memory to where it starts: σ² = p₀."""
+        return {"stationary_variance": float(self.prior)}
+
+    @property
+    def predicted(self) -> Equation:
+        """P̄ = A P Aᵀ + ℓ²N."""
+        return PREDICTED
+
+    def predict(self, kept: Tensor, drifted: Drift, step: Step) -> Tensor:
+        """A P Aᵀ + Q."""
+        del step
+        return drifted(kept)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from membydesign.design.covariance import Covariance, Gains, SequenceDrift
+from membydesign.design.covariance import Covariance, Gains, SequenceDrift, squared_norm
 from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Gate
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from membydesign.design.protocol import Step
     from membydesign.design.write import Write, WriteEvent
     from membydesign.state import Sizes
-
-
-def _squared_norm(k: Tensor) -> Tensor:
-    return k.square().sum(-1, keepdim=True)
 
 
 class _NothingKept(Covariance):
@@ -60,21 +56,21 @@ class _IsotropicReset(_NothingKept):
     def along(self, predicted: Tensor, k: Tensor, warped_key: Tensor) -> Tensor:
         """λ ‖k‖²."""
         del warped_key
-        return predicted * _squared_norm(k)
+        return predicted * squared_norm(k)
 
     def variance(self, kept: None, q: Tensor, noise: Tensor | None, step: Step) -> Tensor:
         r"""What the reset belief claims just after its write: $q^\top(\lambda I - \beta u u^\top)q$, [B,H,G]."""
         del kept
         assert noise is not None
         prior_variance = self._prior_variance(step["prior_variance"])
-        precision = 1 / (noise + prior_variance * _squared_norm(step.k))
+        precision = 1 / (noise + prior_variance * squared_norm(step.k))
         return reset_variance(prior_variance, precision, noise, q, step.k)
 
     def gains(self, kept: None, k: Tensor, drift: SequenceDrift, q: Tensor | None) -> Gains:
         """Known in advance: d = k, γ = η = λ / (r² + λ‖k‖²)."""
         del kept
         prior_variance, noise = self._prior_variance(drift.parameters["prior_variance"]), drift.write_noise
-        precision = 1 / (noise + prior_variance * _squared_norm(k))
+        precision = 1 / (noise + prior_variance * drift.squared_norm(k))
         variance = None if q is None else reset_variance(prior_variance, precision, noise, q, k)
         return Gains(k[..., None, :], precision * prior_variance, precision, None, variance)
 
@@ -87,14 +83,14 @@ def reset_variance(prior_variance: Tensor, precision: Tensor, noise: Tensor, q: 
     $\lambda(\lVert q\rVert^2 - \beta\lambda(q^\top k)^2)$ subtracts at most half, and does not divide by
     $\lVert k\rVert^2$, which would cost small keys their gradient.
     """
-    squared_norm, product = _squared_norm(k), (q * k).sum(-1, keepdim=True)
-    sure = prior_variance * squared_norm > noise
-    along = product / torch.where(sure.any(-1, keepdim=True), squared_norm, 1.0)
+    norm, product = squared_norm(k), (q * k).sum(-1, keepdim=True)
+    sure = prior_variance * norm > noise
+    along = product / torch.where(sure.any(-1, keepdim=True), norm, 1.0)
     across = (q - along * k).square().sum(-1, keepdim=True)
     if k.shape[-1] == 1:  # nothing is across the key, and what rounding leaves may exceed the variance along it
         across = torch.zeros_like(across)
-    split = across + along.square() * squared_norm * noise * precision
-    lowered = _squared_norm(q) - precision * prior_variance * product.square()
+    split = across + along.square() * norm * noise * precision
+    lowered = squared_norm(q) - precision * prior_variance * product.square()
     return prior_variance * torch.where(sure, split, lowered)
 
 

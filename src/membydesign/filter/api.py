@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from membydesign.filter import checks, loop, sharded, transforms
-from membydesign.filter.device_checks import Arguments, check_after, check_before
+from membydesign.filter.device_checks import Arguments, check_after, check_before, check_sequences_before
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.kernels import BACKENDS, choose, run_all
 from membydesign.filter.native.step import native_step
@@ -135,7 +135,7 @@ def filter_sequence(
     if initial is not None:
         initial = checks.check_state(design, initial, "initial", batch, q, M)
     arguments = Arguments(design, inputs, initial, "initial", thorough=True)
-    check_before(arguments)
+    check_before(arguments, sequences=False)
     if initial is None:
         initial = design.prior(Sizes(batch, q.shape[2], D, M), dtype=inputs.q.dtype, device=q.device)
     else:
@@ -147,6 +147,7 @@ def filter_sequence(
     request = Request(inputs, initial, q.dtype, backend, chunk_size, return_variance, return_evidence, bounds)
     with without_autocast(q):
         kernel = choose(design, request, method)
+        check_sequences_before(arguments, kernel)
         runs = run_all(design, request, kernel)
     return _collect(runs, arguments, request, state_is_checked=getattr(kernel, "CHECKS_STATE", False))
 

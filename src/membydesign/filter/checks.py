@@ -25,7 +25,7 @@ from membydesign.filter.transforms import hidden, values
 from membydesign.state import Sizes, map_state, named_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
 
 
 def check_inputs(
@@ -203,12 +203,16 @@ def out_of_bounds(x: Tensor, bound: str) -> Tensor:
             return torch.zeros_like(x, dtype=torch.bool)
 
 
-def check_values(design: Design, inputs: Inputs) -> None:
-    """Refuse NaNs, infinities, and numbers out of their bounds."""
+def check_values(
+    design: Design, inputs: Inputs, *, only: Container[str] | None = None, skip: Container[str] = ()
+) -> None:
+    """Refuse NaNs, infinities, and numbers out of their bounds, in all arguments or those that are named."""
     if hidden(inputs.q):
         return
     bounds = bounds_of(design)
     for name, x in inputs.named().items():
+        if name in skip or (only is not None and name not in only):
+            continue
         bound = bounds[name]
         if bound == "finite" and all_finite(x):
             continue

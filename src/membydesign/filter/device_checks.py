@@ -2,7 +2,9 @@
 
 Reading a value forces a device sync, so on a GPU all checks collapse into one flag: every condition becomes one bit on
 the device, and the bits are read together, once, at the end. Only if one is set do the checks of `filter.checks` run,
-which say what is wrong. On a CPU reading costs nothing, and bad input is refused before anything runs.
+which say what is wrong. On a CPU bad input is refused before anything runs, with one exception: q, k and v, which are
+most of the input, are not looked at where the kernel passes on what is not finite (`passes_on`). They are checked
+afterwards if a result is not finite.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from membydesign.errors import FilterError
 from membydesign.filter import checks, result_checks
 from membydesign.filter.transforms import values
 from membydesign.state import named_tensors
@@ -44,17 +47,30 @@ class Arguments(NamedTuple):
     name: str
     thorough: bool
 
-    def check(self) -> None:
-        """Refuse bad values."""
-        checks.check_values(self.design, self.inputs)
+    @property
+    def only_finite(self) -> tuple[str, ...]:
+        """Which of q, k and v have no bound but that they are finite."""
+        bounds = checks.bounds_of(self.design)
+        return tuple(name for name in ("q", "k", "v") if bounds[name] == "finite")
+
+    def check(self, *, sequences: bool = True) -> None:
+        """Refuse bad values; without `sequences`, leave out those of q, k and v that need only be finite."""
+        checks.check_values(self.design, self.inputs, skip=() if sequences else self.only_finite)
         if self.state is not None:
             checks.check_state_values(self.design, self.state, self.name, thorough=self.thorough)
 
 
-def check_before(arguments: Arguments) -> None:
-    """Refuse bad values before the filter runs, where reading them costs nothing."""
+def check_before(arguments: Arguments, *, sequences: bool = True) -> None:
+    """Refuse bad values before the filter runs, where reading them makes nobody wait."""
     if not _waits(arguments.inputs.q):
-        arguments.check()
+        arguments.check(sequences=sequences)
+
+
+def check_sequences_before(arguments: Arguments, kernel: Any) -> None:
+    """Refuse what `check_before` without `sequences` left out, unless the kernel's results will show it."""
+    passes_on = getattr(kernel, "passes_on", None)
+    if not _waits(arguments.inputs.q) and (passes_on is None or not passes_on(arguments.design)):
+        checks.check_values(arguments.design, arguments.inputs, only=arguments.only_finite)
 
 
 def check_after(
@@ -73,7 +89,11 @@ def check_after(
         if not bool(values(_suspicion(arguments, precision, noise, results, state)).any()):
             return
         arguments.check()
-    result_checks.check_results(precision, noise, results)
+    try:
+        result_checks.check_results(precision, noise, results)
+    except FilterError:
+        arguments.check()  # perhaps for a reason that was there before
+        raise
     if state is not None:
         thorough = arguments.thorough or result_checks.was_sure(precision, noise)
         result_checks.check_final_state(arguments.design, state, arguments.inputs.q, thorough=thorough)

@@ -3,6 +3,7 @@
 A kernel is a module with `NAME`, `BACKEND`, `why_not(design, request)`, which returns None or the reason why it cannot
 run, and `run(design, request)`. Reasons follow `expected another backend …` in an error message. A kernel that looks by
 itself whether the state which it returns has a flaw, and then returns a negative precision, has `CHECKS_STATE = True`.
+One may have `passes_on(design)`: whether its output or state is not finite if q, k or v is not, wherever that may be.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
+from membydesign.filter.native import block as native_block
 from membydesign.filter.native import build
 from membydesign.filter.native import dense as native_dense
 from membydesign.filter.native import diagonal as native_diagonal
+from membydesign.filter.native import forgetting as native_forgetting
+from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import recurrence as native_recurrence
 from membydesign.filter.native import step as native_step
 from membydesign.filter.packing import run_packed
 from membydesign.filter.scaled import Scaled
-from membydesign.filter.torch import additive, dense, hidden_markov, recurrence, two_pass
+from membydesign.filter.torch import additive, dense, forgetting, hidden_markov, recurrence, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
 
@@ -39,10 +43,14 @@ KERNELS: tuple[Kernel, ...] = (
     triton,
     native_dense,
     native_diagonal,
+    native_forgetting,
+    native_block,
+    native_low_rank,
     native_mean_pass,
     native_additive,
     native_recurrence,
     dense,
+    forgetting,
     two_pass,
     additive,
     recurrence,

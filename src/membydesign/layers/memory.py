@@ -186,6 +186,7 @@ _OWN = {
     "bayesian_layer_diagonal": Scaffolded(catalogue["bayesian_layer_diagonal"]),
     "stationary_bayesian_layer": Scaffolded(catalogue["stationary_bayesian_layer"]),
     "unknown_scale": Scaffolded(catalogue["unknown_scale"]),
+    **{name: Scaffolded(catalogue[name]) for name in ("partial_reset", "discounted")},
     **{name: Scaffolded(catalogue[name]) for name in ("robust_writes", "block_diagonal", "low_rank")},
     # the noises of the Bayesian Layer, and λ = ℓ²
     "covariance_reset": Scaffolded(_RESET, {"prior_variance": Learned(0.05), "write_noise": Learned(0.5)}),

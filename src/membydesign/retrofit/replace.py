@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from membydesign.layers import SequenceLayer
 
 TransitionName = Literal["rotation", "rotation_real", "diagonal", "scalar"]
+ProcessNoise = Literal["learned", "stationary"]
 Convolution = Literal["keep", "drop"]
 Start = Literal["teacher", "fresh"]
 WriteNoise = Literal["softplus", "gate"]
@@ -31,14 +32,15 @@ SMALL_TURN = 0.01
 
 
 def retrofit(
-    teacher: MemoryForCausalLM,
+    teacher: Any,
     layers: Sequence[int],
     *,
-    transition: TransitionName = "rotation",
+    transition: TransitionName | None = None,
     convolution: Convolution = "keep",
     start: Start = "teacher",
     write_noise: WriteNoise = "softplus",
-) -> MemoryForCausalLM:
+    process_noise: ProcessNoise = "learned",
+) -> Any:
     r"""Copy a Gated DeltaNet and replace some layers by Bayesian Layers with a dense covariance.
 
     The new layers inherit $W_q, W_k, W_v, W_o$, the output gate $W_g$ and the norm's weight. Transition and noises are
@@ -46,12 +48,18 @@ def retrofit(
     $\sqrt D$, so its norm gets D times the teacher's ε, which gives the same function. `membydesign.retrofit.freeze`
     selects the parameters to train.
 
+    The teacher may also be a Qwen3-Next, Qwen3.5, OLMo-Hybrid or Kimi Linear model of Transformers. Its layers then
+    keep *all* of their parts, decays and gates included, and only the delta rule gives way to the filter. The result is
+    a model of the same kind, which `from_pretrained` reads after `import membydesign.integrations.transformers`
+    (docs/transformers.md).
+
     Args:
         teacher: model whose layers at these indices are Gated DeltaNets; on any device, in any floating-point type.
         layers: distinct layer indices, counted from 0.
-        transition: transition of the memory. "rotation" rotates pairs of the D rows of the teacher's keys, and writes
-            and reads all of them: D×D covariances. "rotation_real" puts those D entries on the real rows of 2D, with
-            process noise only there: 2D×2D covariances. "diagonal" and "scalar" only decay.
+        transition: transition of the memory; default "rotation", for Kimi Linear "diagonal". "rotation" rotates pairs
+            of the D rows of the teacher's keys, and writes and reads all of them: D×D covariances. "rotation_real" puts
+            those D entries on the real rows of 2D, with process noise only there: 2D×2D covariances. "diagonal" and
+            "scalar" only decay.
         convolution: "keep" inherits the short convolutions and the SiLU after them (if the teacher has none, the SiLU
             alone, as convolutions of width one with weights of one). "drop" leaves both out.
         start: initial transition and noises. "teacher": the drift is the teacher's, $A_t = \alpha_t I$, and the write
@@ -59,6 +67,9 @@ def retrofit(
             Layer, in which nothing depends on the input.
         write_noise: how $r_t^2$ depends on the input. "softplus": $\mathrm{softplus}(W x_t + b) + \epsilon$, as in the
             paper. "gate": $e^{-(W x_t + b)}$, which is large where a gate is closed.
+        process_noise: $\ell_t^2$. "learned" from the input, as in the paper. "stationary", for models of Transformers:
+            $1 - \alpha_t^2$, with which a memory that knows nothing stays as unsure as it began; with "gate", its first
+            write is then exactly the teacher's.
 
     Example:
         >>> config = MemoryConfig(vocab_size=99, hidden_size=32, layers=["gated_deltanet"] * 3, num_heads=2)
@@ -67,15 +78,19 @@ def retrofit(
         ['gated_deltanet', 'bayesian_layer_rotating', 'gated_deltanet']
     """
     for name, value, known in (
-        ("transition", transition, TransitionName),
+        ("transition", "rotation" if transition is None else transition, TransitionName),
         ("convolution", convolution, Convolution),
         ("start", start, Start),
         ("write_noise", write_noise, WriteNoise),
+        ("process_noise", process_noise, ProcessNoise),
     ):
         if value not in get_args(known):
             raise ValueError(f"{name}: expected one of {', '.join(get_args(known))}, got {value!r}")
     if not isinstance(teacher, MemoryForCausalLM):
-        raise ValueError(f"teacher: expected a MemoryForCausalLM, got {type(teacher).__name__}")
+        return _foreign(teacher, layers, transition, convolution, start, write_noise, process_noise)
+    if process_noise != "learned":
+        raise ValueError(f'process_noise: expected "learned" for a MemoryForCausalLM, got {process_noise!r}')
+    transition = transition or "rotation"
     places = checked_places(teacher, layers, GatedDeltaNet)
     old: list[GatedDeltaNet] = [mixer_of(teacher, i) for i in places]
     name = "bayesian_layer_rotating" if transition.startswith("rotation") else "bayesian_layer"
@@ -95,6 +110,33 @@ def retrofit(
             start_from(new, mixer)
         student.model.layers[i].mixer = new
     return student
+
+
+def _foreign(
+    teacher: Any,
+    layers: Sequence[int],
+    transition: TransitionName | None,
+    convolution: Convolution,
+    start: Start,
+    write_noise: WriteNoise,
+    process_noise: ProcessNoise,
+) -> Any:
+    """Retrofit a model of Transformers."""
+    from membydesign.integrations.transformers.hybrids import is_teacher, retrofit_transformers, teachers
+
+    if not is_teacher(teacher):
+        raise ValueError(
+            f"teacher: expected a MemoryForCausalLM, or one of Transformers' {', '.join(teachers())}, got "
+            f"{type(teacher).__name__}"
+        )
+    for name, value, only in (("convolution", convolution, "keep"), ("start", start, "teacher")):
+        if value != only:
+            raise ValueError(f'{name}: expected "{only}" for a model of Transformers, got {value!r}')
+    if transition == "rotation_real":
+        raise ValueError(
+            f"transition: expected rotation, diagonal or scalar for a model of Transformers, got {transition!r}"
+        )
+    return retrofit_transformers(teacher, layers, transition, process_noise=process_noise, write_noise=write_noise)
 
 
 def mixer_of(model: MemoryForCausalLM, i: int) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from membydesign.design import DesignModel, Step
+from membydesign.design import DesignModel, Drift, Step
 
 if TYPE_CHECKING:
     from membydesign.belief import Belief
@@ -77,7 +77,7 @@ def condition(problem: Problem, b: int, h: int, initial: Belief | None = None) -
         F.append(drifted + entered)
     F = F[1:]
     if observes_memory:
-        drawn = noise_matrices(problem, b, h)
+        drawn = noise_matrices(problem, b, h) if design.has_process_noise else []
         Y = torch.stack([k[t] @ F[t] for t in range(T)])
     else:
         drawn = [lam.reshape(1, 1) for lam in problem.parameters["prior_variance"][b, :, h]]
@@ -87,18 +87,32 @@ def condition(problem: Problem, b: int, h: int, initial: Belief | None = None) -
     means, covariances = torch.zeros(T, D, M, dtype=torch.float64), torch.zeros(T, G, D, D, dtype=torch.float64)
     log_evidence = torch.zeros((), dtype=torch.float64)
     for g in range(G):
-        P0 = torch.zeros(D, D) if initial.covariance is None else initial.covariance[b, h, g]
-        C = torch.block_diag(P0.double(), *drawn)
+        P = torch.zeros(D, D) if initial.covariance is None else initial.covariance[b, h, g]
         own = slice(g * M // G, (g + 1) * M // G)
-        z_mean = torch.zeros(C.shape[0], M // G, dtype=torch.float64)
-        z_mean[:D] = initial.mean[b, h, :, own]
-        covariance_of_writes = Y @ C @ Y.T + torch.diag(r2[:, g])
-        surprise = v[:, own] - Y @ z_mean
-        for t in range(T):
-            seen = slice(0, t + 1)
-            weights = torch.linalg.solve(covariance_of_writes[seen, seen], Y[seen] @ C @ F[t].T).T
-            means[t, :, own] = F[t] @ z_mean + weights @ surprise[seen]
-            covariances[t, g] = F[t] @ C @ F[t].T - weights @ Y[seen] @ C @ F[t].T
-        writes = torch.distributions.MultivariateNormal(torch.zeros(T, dtype=torch.float64), covariance_of_writes)
-        log_evidence = log_evidence + writes.log_prob(surprise.T).sum()
+        start_mean = initial.mean[b, h, :, own]
+        C = torch.block_diag(P.double(), *drawn)
+        implied = not drawn  # process noise that depends on the covariance before it
+        for t, step in enumerate(_steps(problem, b, h)):
+            if implied:
+                C = torch.block_diag(C, _implied_noise(design, P, A[t], step))
+            known = C.shape[0]
+            seen, Y_seen, F_t = slice(0, t + 1), Y[: t + 1, :known], F[t][:, :known]
+            z_mean = torch.zeros(known, M // G, dtype=torch.float64)
+            z_mean[:D] = start_mean
+            covariance_of_writes = Y_seen @ C @ Y_seen.T + torch.diag(r2[seen, g])
+            surprise = v[seen, own] - Y_seen @ z_mean
+            weights = torch.linalg.solve(covariance_of_writes, Y_seen @ C @ F_t.T).T
+            means[t, :, own] = F_t @ z_mean + weights @ surprise
+            P = covariances[t, g] = F_t @ C @ F_t.T - weights @ Y_seen @ C @ F_t.T
+            if t == T - 1:
+                zero = torch.zeros(T, dtype=torch.float64)
+                writes = torch.distributions.MultivariateNormal(zero, covariance_of_writes)
+                log_evidence = log_evidence + writes.log_prob(surprise.T).sum()
     return Conditioned(means, covariances, log_evidence)
+
+
+def _implied_noise(design: DesignModel, P: Tensor, A: Tensor, step: Step) -> Tensor:
+    """Q_t of a covariance that drifts in its own way, given the covariance before it."""
+    Q = design.covariance.implied_noise(P[None, None, None], Drift(lambda x: A @ x), step)
+    assert Q is not None, "the joint Gaussian needs the process noise"
+    return Q[0, 0, 0]

@@ -26,6 +26,8 @@ LinearGaussian = Literal[
     "bayesian_layer_diagonal",
     "covariance_reset",
     "stationary_bayesian_layer",
+    "partial_reset",
+    "discounted",
     "robust_writes",
     "block_diagonal",
     "low_rank",

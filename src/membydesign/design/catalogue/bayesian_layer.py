@@ -14,14 +14,14 @@ from membydesign.design.write import ObserveMemory
 if TYPE_CHECKING:
     from membydesign.design.protocol import Design
 
-_THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
+THIS_PAPER = "Dowling, Jeon, Savin & Park, Memory by Design: Probabilistic Sequence Layers"
 
 BAYESIAN_LAYER = DesignModel(
     DiagonalDecay(),
     ObserveMemory(),
     Dense(),
     title="Bayesian Layer",
-    citation=f"{_THIS_PAPER}, Proposition 1",
+    citation=f"{THIS_PAPER}, Proposition 1",
     note="the paper's A_t is diagonal or a damped rotation: use replace(transition=…) for the others",
 )
 
@@ -32,7 +32,7 @@ ROWS: dict[str, Design] = {
         ObserveMemory(),
         Diagonal(),
         title="Bayesian Layer, diagonal covariance",
-        citation=f"{_THIS_PAPER}, §4.1 (ablation)",
+        citation=f"{THIS_PAPER}, §4.1 (ablation)",
         note="the Bayesian Layer with every off-diagonal entry discarded after each update",
     ),
     "covariance_reset": DesignModel(
@@ -40,7 +40,7 @@ ROWS: dict[str, Design] = {
         ObserveMemory(),
         Reset(),
         title="Bayesian Layer, covariance reset",
-        citation=f"{_THIS_PAPER}, Proposition 2 (ablation)",
+        citation=f"{THIS_PAPER}, Proposition 2 (ablation)",
         note="the paper's ablation resets to its process noise: prior_variance λ_t = ℓ_t²",
     ),
 }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from membydesign.design.block import Block
-from membydesign.design.catalogue.bayesian_layer import BAYESIAN_LAYER
+from membydesign.design.catalogue.bayesian_layer import BAYESIAN_LAYER, THIS_PAPER
 from membydesign.design.covariance import Dense
 from membydesign.design.low_rank import LowRank
 from membydesign.design.model import DesignModel
+from membydesign.design.retention import Discounted, PartialReset
 from membydesign.design.stationary import Stationary
 from membydesign.design.student_t import StudentTWrite
-from membydesign.design.transition import DiagonalDecay
+from membydesign.design.transition import DiagonalDecay, Identity, ScalarDecay
 from membydesign.design.unknown_scale import UnknownScale
 from membydesign.design.write import ObserveMemory
 
@@ -27,6 +28,24 @@ ROWS: dict[str, Design] = {
         citation="Uhlenbeck & Ornstein, On the Theory of the Brownian Motion, Physical Review 1930 (the drift's law)",
         note="for contexts longer than those of training: memory relaxes to its prior, so that P_t never exceeds σ²I "
         "and gains do not depend on the position; Stationary(transition) does the same for any transition",
+    ),
+    "partial_reset": DesignModel(
+        ScalarDecay(),
+        ObserveMemory(),
+        PartialReset(),
+        title="Partial reset",
+        citation=f"after {THIS_PAPER}, Propositions 1 and 2, whose two filters are its ends",
+        note="a dial between two rows: retention γ_t = 0 is Gated DeltaNet, γ_t = 1 the Bayesian Layer with stationary "
+        "process noise; use replace(transition=…) for KDA's decay of each row",
+    ),
+    "discounted": DesignModel(
+        Identity(),
+        ObserveMemory(),
+        Discounted(),
+        title="Discounted regression",
+        citation="Jazwinski, Stochastic Processes and Filtering Theory, 1970; West & Harrison, Bayesian Forecasting "
+        "and Dynamic Models, 1997 (discount factors)",
+        note="recursive least squares with forgetting; directions that are never written grow without bound",
     ),
     "unknown_scale": UnknownScale(
         BAYESIAN_LAYER,

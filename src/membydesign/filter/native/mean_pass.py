@@ -1,6 +1,7 @@
 """The mean given gains, in native code on a CPU: `csrc/mean_pass.c`, the same as torch/mean_pass.py.
 
-Forward saves the mean at every chunk's start; backward recomputes the inside of a chunk.
+Forward goes token by token, except for rotations, and backward for small D; both save or use the mean at every chunk's
+start, and backward recomputes the inside of a chunk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from membydesign.design import DesignModel
 from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output
+from membydesign.filter.native.norms import squared_norms
 from membydesign.filter.torch import two_pass
 from membydesign.filter.torch.mean_pass import MeanPass
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 NAME, BACKEND = "native, gains then chunks of the mean", "native"
 SOURCE = "mean_pass.c"
+
+
+BACK_BY_TOKEN = 32
+"""The largest D at which backward too is faster token by token than chunk by chunk."""
 
 
 def available(dtype: torch.dtype) -> bool:
@@ -42,6 +48,8 @@ def _numbers(x: Any) -> dict[str, Any]:
         "R": x.log_decay.shape[-1],
         "rotates": x.angle is not None,
         "C": x.size,
+        "by_token": x.by_token,
+        "back_by_token": x.by_token and x.q.shape[-1] <= BACK_BY_TOKEN,
     }
 
 
@@ -65,7 +73,7 @@ OPERATOR = operator.differentiable(
             Input("angle", "angle", values={"cos": torch.cos, "sin": torch.sin}, optional=True),
             Input("mean", "M"),
         ),
-        options={"size": int, "with_error": bool},
+        options={"size": int, "by_token": bool, "with_error": bool},
         outputs=(
             Output("output", "o", "v"),
             Output("mean", "M", "mean", start="mean"),
@@ -114,6 +122,7 @@ def mean_pass(
         angle=angle,
         mean=mean,
         size=size,
+        by_token=angle is None,
         with_error=return_error,
     )
     output, error, end = results["output"], results["error"], results["mean"]
@@ -131,6 +140,11 @@ def _for_groups(x: Tensor, groups: int) -> Tensor:
     return x.unsqueeze(3).expand(*x.shape[:3], groups, x.shape[-1]).flatten(2, 3)
 
 
+def passes_on(design: Design) -> bool:
+    """Whether q, k and v that are not finite show in the results: a covariance might refuse them in its own words."""
+    return isinstance(design, DesignModel) and not design.keeps_covariance
+
+
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     return two_pass.why_not(design, request) or native.why_not(SOURCE, request.x.q)
@@ -139,7 +153,7 @@ def why_not(design: Design, request: Request) -> str | None:
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in native code, with gains from the covariance."""
     assert isinstance(design, DesignModel)
-    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]))
+    return two_pass.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]), norms=squared_norms)
 
 
 def chunk_size(D: int) -> int:

@@ -141,7 +141,7 @@ class Function(NamedTuple):
             MemoryError: if a thread could not allocate its workspace. The tensors that C writes are then incomplete.
         """
         (first, tensors), (second, more) = (s.fill(x) for s, x in zip(self.structs, values, strict=True))
-        missing = self.call(first, second, heads, max(1, min(heads, torch.get_num_threads())))
+        missing = self.call(first, second, heads, torch.get_num_threads())
         del tensors, more  # which C has read and written
         if missing:
             raise out_of_memory(self.source, missing)

@@ -280,7 +280,7 @@ def filter_chunk(
     P = (initial.covariance + initial.covariance.mT) / 2
     M, P, M0, P0, factor, error, failed = run_pass(M, P, chunks)
 
-    if _too_sure(factor, write_noise):
+    if too_sure(factor, write_noise):
         run = filter_chunk(
             map_state(lambda t: t.double(), drift),
             noise.map(lambda t: t.double()),
@@ -331,7 +331,7 @@ def run(design: Design, request: Request) -> Run:
     return filter_chunk(drift, noise, request.initial, x, size, **returns)
 
 
-def _too_sure(factor: Tensor, write_noise: Tensor) -> bool:
+def too_sure(factor: Tensor, write_noise: Tensor) -> bool:
     """Whether a float32 filter met writes so much surer than memory that conditioning on many at once costs digits."""
     if factor.dtype != torch.float32 or factor.device.type == "mps" or transforms.hidden(factor):
         return False

@@ -70,6 +70,10 @@ class Frame(NamedTuple):
             return x
         return turn_rows(x.mT, self.cos[..., chunk, -1:, :], self.sin[..., chunk, -1:, :]).mT
 
+    def leave_each(self, x: Tensor) -> Tensor:
+        """Turn x [..., K,C,D] by Θ_τ, out of the frame: the inverse of `enter`."""
+        return x if self.cos is None or self.sin is None else turn_rows(x, self.cos, self.sin)
+
     def for_groups(self) -> Frame:
         """The same frame with an axis for noise groups, [B,H,1,K,C,·]."""
         return Frame._make(None if x is None else x.unsqueeze(2) for x in self)
@@ -100,6 +104,38 @@ class Frame(NamedTuple):
             g = self.log_decay[..., 0]
             return product(x, y.mT).tril() * (g[..., :, None] - g[..., None, :]).clamp_max(0).exp()
         return _row_decayed_product(x, y, self.log_decay)
+
+    def weighted(self, weights: Tensor, y: Tensor) -> Tensor:
+        r"""$\sum_{\sigma\le\tau} w_{\tau\sigma}\,\varphi_{\tau\sigma} \odot y_\sigma$: what every token has of y.
+
+        Args:
+            weights: w, [..., K,C,C], lower triangular.
+            y: [..., K,C,D].
+
+        Returns:
+            [..., K,C,D].
+        """
+        if self.log_decay.shape[-1] == 1:
+            g = self.log_decay[..., 0]
+            return product(weights.tril() * (g[..., :, None] - g[..., None, :]).clamp_max(0).exp(), y)
+        return _row_decayed_sum(weights, y, self.log_decay)
+
+
+def _row_decayed_sum(weights: Tensor, y: Tensor, log_decay: Tensor) -> Tensor:
+    """`Frame.weighted` for a decay of each row, in the same sub-blocks."""
+    C = y.shape[-2]
+    rows = []
+    for start in range(0, C, SUB_BLOCK):
+        here = slice(start, min(start + SUB_BLOCK, C))
+        g = log_decay[..., here, :]
+        between = (g[..., :, None, :] - g[..., None, :, :]).clamp_max(0).exp()
+        total = (weights[..., here, here].tril()[..., None] * between * y[..., None, here, :]).sum(-2)
+        if start:
+            boundary = log_decay[..., start - 1 : start, :]
+            earlier = y[..., :start, :] * (boundary - log_decay[..., :start, :]).exp()
+            total = total + (g - boundary).exp() * product(weights[..., here, :start], earlier)
+        rows.append(total)
+    return torch.cat(rows, -2)
 
 
 def _row_decayed_product(x: Tensor, y: Tensor, log_decay: Tensor) -> Tensor:

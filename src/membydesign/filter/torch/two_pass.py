@@ -27,6 +27,7 @@ import torch
 
 from membydesign.belief import gaussian_log_density, innovation_squares, log_density_of_squares
 from membydesign.design import DesignModel, Gains, RowDrift
+from membydesign.design.covariance import squared_norm
 from membydesign.filter import loop
 from membydesign.filter.inputs import LONGEST_CHUNK, Run
 from membydesign.filter.linear import sequence_drift, why_not_two_pass
@@ -81,7 +82,14 @@ def run(design: Design, request: Request) -> Run:
     return run_with(design, request, mean_pass, 16 if columns else 64)
 
 
-def run_with(design: DesignModel, request: Request, means: Means, size: int, gains_of: GainsOf | None = None) -> Run:
+def run_with(
+    design: DesignModel,
+    request: Request,
+    means: Means,
+    size: int,
+    gains_of: GainsOf | None = None,
+    norms: Callable[[Tensor], Tensor] = squared_norm,
+) -> Run:
     """Filter [B,T] with any implementation of the passes.
 
     Args:
@@ -90,11 +98,12 @@ def run_with(design: DesignModel, request: Request, means: Means, size: int, gai
         means: the mean pass.
         size: tokens in a chunk, unless the user names a number.
         gains_of: computes the gains; by default the covariance itself.
+        norms: computes the squared norms of keys, for covariances whose gains depend on nothing else.
     """
     if not design.write.observes_memory:
         return _additive(design, request, means, size)
     x, initial, size = request.x, request.initial, request.tokens_in_chunk(size)
-    drift = sequence_drift(design, request)
+    drift = sequence_drift(design, request)._replace(squared_norm=norms)
     gains_of = design.covariance.gains if gains_of is None else gains_of
     gains = gains_of(initial.covariance, x.k, drift, x.q if request.return_variance else None)
     if gains is None:

@@ -301,7 +301,8 @@ static void drift_back(const Frame *F, REAL *net, const REAL *end_of, REAL *angl
     REAL *here = net + t * F->R;
     const REAL *later = t + 1 < F->c ? here + F->R : end_of;
     EACH(i, F->R) here[i] += later[i];
-    EACH(i, F->R) log_a[t * stride * R + i % R] += here[i];
+    REAL *restrict to = log_a + t * stride * R;
+    for (int64_t i = 0; i < F->R; i += R) add(to, 1, here + i, R);
     if (!F->cos) continue;
     REAL *turned = angle + t * half;
     if (t + 1 < F->c) EACH(i, half) turned[i] += turned[i + half];

@@ -18,7 +18,9 @@
   X(INT, D) X(INT, M)                                                               \
   X(INT, R)             /* decays of a token: 1 for all rows, D, or D/2 for pairs */ \
   X(INT, rotates)       /* whether drift turns pairs of rows */                     \
-  X(INT, C)             /* tokens of a chunk */                                     \
+  X(INT, C)             /* tokens of a chunk, or between two saved means */         \
+  X(INT, by_token)      /* forward token by token (not for pairs), or chunk by chunk */ \
+  X(INT, back_by_token) /* the same for backward */                                 \
   X(READ, q)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, k)    /* [B,T,H,D], or NULL for additive writes */                \
   X(READ, v)            /* [B,T,H,M] */                                             \
@@ -43,6 +45,9 @@ STRUCT(Outputs, OUTPUTS)
   X(WRITE, q) X(WRITE, v) X(WRITE, d) X(WRITE, strength) X(WRITE, log_a) /* of the inputs, zero at first */ \
   X(WRITE_OR_NULL, k) X(WRITE_OR_NULL, angle)                            /* likewise, if there are such inputs */
 STRUCT(Gradients, GRADIENTS)
+
+#include "mean_token.h"
+#include "mean_token_back.h"
 
 typedef struct {
   Frame F;
@@ -257,9 +262,17 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
 }
 
 ENTRY(forward, Inputs, x, Outputs, o) {
+  if (x->by_token) {
+    const Strips s = strips_of(x);
+    OVER_PARTS(token_elements(x), s.count, token_forward(x, o, head, start, end, work))
+  }
   OVER_HEADS(work_elements(x), forward_head(x, o, head, work))
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
+  if (x->back_by_token) {
+    const Strips s = strips_of(x);
+    OVER_HEADS(token_back_elements(x), token_backward(x, o, head, 0, s.count, work))
+  }
   OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
 }

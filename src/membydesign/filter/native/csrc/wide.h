@@ -15,6 +15,7 @@
 #define least wide_least
 #define add wide_add
 #define dot wide_dot
+#define transpose wide_transpose
 #define pack wide_pack
 #define tile_6 wide_tile_6
 #define tile_4 wide_tile_4
@@ -39,6 +40,7 @@
 #undef least
 #undef add
 #undef dot
+#undef transpose
 #undef pack
 #undef tile_6
 #undef tile_4

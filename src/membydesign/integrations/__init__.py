@@ -1,0 +1,1 @@
+"""What other libraries' models can use of this one."""
