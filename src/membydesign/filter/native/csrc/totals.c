@@ -26,7 +26,7 @@ STRUCT(Outputs, OUTPUTS)
   X(READ, saved)                                                                    \
   X(READ, y) X(READ, sum) X(READ_OR_NULL, n) /* of the outputs */                   \
   X(WRITE, s)                   /* in: gradient of s at the end, out: at the start */ \
-  X(WRITE, q) X(WRITE, k) X(WRITE, w) X(WRITE, log_a) /* of the inputs */
+  X(WRITE, q) X(WRITE, k) X(WRITE, w) X(WRITE, log_a) /* of the inputs, every entry written */
 STRUCT(Gradients, GRADIENTS)
 
 /* Ask for a row before it is needed: rows of one head lie H*D apart, which is too far for the CPU to guess. */
