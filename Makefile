@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce bench test test-slow fuzz sanitize kernels lint format resolve lock package wheel
+.PHONY: help setup reproduce bench test test-slow fuzz sanitize kernels explorer lint format resolve lock package wheel
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -75,6 +75,13 @@ package: .venv/ready  ## build sdist and wheel into dist/ and check them
 
 wheel: .venv/ready  ## build a wheel with compiled code for this platform into dist/ (needs a C compiler; four CPU minutes)
 	MEMBYDESIGN_PREBUILT=1 $(BIN)/python -m build --quiet --wheel
+
+.venv/zig: .venv/ready
+	$(BIN)/python -m pip install --quiet ziglang==0.17.0
+	@touch $@
+
+explorer: .venv/zig  ## compile the decoding step in C to WebAssembly for `mbd explore` (minutes, the first time)
+	$(BIN)/python -m membydesign.explore.wasm
 
 format: .venv/ready  ## let ruff put the code in order
 	$(BIN)/ruff check --fix .

@@ -93,7 +93,7 @@ def build(family: str, size: Size) -> Any:
         more = {"linear_num_heads": H, "linear_head_dim": D, "mlp_layer_types": ["dense"] * BLOCKS}
         return transformers.KimiLinearForCausalLM(transformers.KimiLinearConfig(**hybrid, **ranks, **more))
     half = D // 2
-    sizes = {"num_heads": 4 * H, "head_dim": half, "state_size": D, "n_groups": 1}
+    sizes: dict[str, Any] = {"num_heads": 4 * H, "head_dim": half, "state_size": D, "n_groups": 1}
     return transformers.Mamba2ForCausalLM(
         transformers.Mamba2Config(**{**common, "num_hidden_layers": 2 * BLOCKS}, **sizes)
     )
@@ -284,4 +284,4 @@ def _child(family: str, size: str, whose: str, threads: str) -> None:
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])  # pyright: ignore[reportArgumentType]
+    _child(*sys.argv[1:])

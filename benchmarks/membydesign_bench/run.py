@@ -16,7 +16,7 @@ from membydesign.cli.output import console, fail
 from membydesign.cli.tables import Column, Group, show_table
 from membydesign.files import to_json
 from membydesign.reports import record
-from membydesign_bench import child, page
+from membydesign_bench import child, cpu_peers, page
 from membydesign_bench.problem import Size
 from membydesign_bench.sections import SECTIONS, check_device, chosen
 from membydesign_bench.timing import Settings, interleaved, product, product_rate
@@ -54,6 +54,8 @@ def run(
     peer, package = ("Transformers", "transformers") if device == "cpu" else ("flash-linear-attention", "fla-core")
     if page.version_of(package) is None and {"speed", "memory"} & set(names):
         note = f"{peer} is not installed: ours alone, without ratios to it (pip install {package})."
+        Console(stderr=True, soft_wrap=True).print(note, highlight=False)
+    for note in cpu_peers.missing() if "peers" in names else ():
         Console(stderr=True, soft_wrap=True).print(note, highlight=False)
     started, rows = time.perf_counter(), []
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -10,6 +10,8 @@ from membydesign.errors import did_you_mean
 from membydesign_bench.accelerated import accelerated
 from membydesign_bench.accuracy import accuracy
 from membydesign_bench.choices import choices
+from membydesign_bench.cpu_peers import cpu_peers
+from membydesign_bench.designs import designs
 from membydesign_bench.generation import generation
 from membydesign_bench.memory import memory
 from membydesign_bench.models import models
@@ -42,7 +44,11 @@ SECTIONS: dict[str, Section] = {
     "accelerate": Section("Transformers models on our kernels, CPU time; a ratio below 1 is faster", accelerated),
     "steps": Section("Time of a training step of the experiments; a ratio below 1 is faster than the peer", steps),
     "transitions": Section("Time of the Bayesian Layer by how memory drifts", transition),
+    "designs": Section(
+        "Time of the catalogue's designs; a ratio below 1 is faster than the design it extends", designs
+    ),
     "growth": Section("Time for each token of a long sequence; 1 is linear growth", growth),
+    "peers": Section("Time against other CPU kernels; a ratio below 1 is faster than the peer", cpu_peers),
     "generation": Section(
         "Tokens a second of generation; the ratio is how many times faster with the cache", generation
     ),

@@ -289,7 +289,10 @@ def test_without_transformers_ours_stands_alone(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "speed,everything"], "--only: expected some of speed, models, steps, transitions, growth"),
+        (
+            ["--only", "speed,everything"],
+            "--only: expected some of speed, models, accelerate, steps, transitions",
+        ),
         (["--size", "1,2"], "--size: expected four whole numbers B,H,T,D such as 1,4,2048,64, got '1,2'"),
         (["--size", "1,2,0,8"], "--size: expected numbers of at least 1, got '1,2,0,8'"),
         (

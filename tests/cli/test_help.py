@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from membydesign import catalogue
 from membydesign.cli.app import app
-from membydesign.experiments import EXPERIMENTS
+from membydesign.experiments import EXPERIMENTS, STUDIES
 
 
 def mbd(*words: str, **environment: str):
@@ -53,6 +53,7 @@ def test_help_has_an_example_and_explains_every_argument(path):
     [
         ("reproduce", "Skip finished runs and continue interrupted ones."),
         ("reproduce", "smoke: a one-minute check that the pipeline runs; its numbers are meaningless"),
+        ("compare", "Designs that were added to the catalogue since are then run too."),
         ("bench", "Timing rounds; the median is reported."),
         ("kernels check", "Run every kernel in Triton's interpreter and compile it for real GPUs."),
         ("evaluate niah", "Keep finished work and continue interrupted work."),
@@ -80,6 +81,9 @@ def completed(line: str) -> list[str]:
         ("mbd reproduce --preset p", ["paper"]),
         ("mbd reproduce mqar --preset cpu", ["cpu", "cpu-long"]),
         ("mbd reproduce mqar --variant b", ["base", "block"]),
+        ("mbd compare ", list(STUDIES)),
+        ("mbd compare --preset s", ["smoke"]),
+        ("mbd compare --only bayesian_layer,delta", ["bayesian_layer,deltanet", "bayesian_layer,deltaproduct"]),
         ("mbd bench --only speed,m", ["speed,models", "speed,memory"]),
         ("mbd evaluate niah model --tasks niah_single_", ["niah_single_1", "niah_single_2", "niah_single_3"]),
         ("mbd generate model prompt --dtype b", ["bfloat16"]),

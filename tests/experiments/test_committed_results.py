@@ -16,36 +16,82 @@ RESULTS = Path(__file__).parents[2] / "results"
 def settings(folder):
     """The settings of a committed result: its preset, as the command would choose it."""
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    preset = load(folder.relative_to(RESULTS).parts[0]).PRESETS[kept.pop("preset")]
-    changes = {"variant": kept["variant"]} if "variant" in kept else {}
+    name = folder.relative_to(RESULTS).parts[0]
+    preset = load({"compare": "designs"}.get(name, name)).PRESETS[kept.pop("preset")]
+    options = ("variant", "seeds") if hasattr(preset, "designs") else ("variant",)
+    changes = {option: kept[option] for option in options if option in kept}
     return kept, replace(preset, **changes)  # pyright: ignore[reportArgumentType]
 
 
 def runs_of(config):
-    """Every training run of an experiment."""
+    """The settings of every run of an experiment, by the name of its folder."""
+    if hasattr(config, "designs"):
+        return {run.name: run.config for run in config.runs()}
     if hasattr(config, "compared"):
         choices = [*(Choice(update, seeds=config.seeds) for update in config.compared), *config.choices]
-        return [run for choice in choices for run in config.runs(choice)]
+        return by_name(run for choice in choices for run in config.runs(choice))
     if hasattr(config, "task"):
         task = config.task
         models = [(arm, width) for width in task.widths for arm in task.arms]
-        return [run for model in models for rate in task.learning_rates for run in config.runs(*model, rate)]
+        return by_name(run for model in models for rate in task.learning_rates for run in config.runs(*model, rate))
     rate = max(config.learning_rates)  # the one that was chosen
-    return [*config.probes(), *config.runs(rate)]
+    return by_name([*config.probes(), *config.runs(rate)])
+
+
+def by_name(runs):
+    """The settings of runs that have a name themselves."""
+    return {run.name: run for run in runs}
 
 
 @pytest.mark.parametrize(
-    "name", ["collision", "recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext", "retrofit"]
+    "name",
+    [
+        *("collision", "recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext", "retrofit"),
+        *("compare", "length"),
+    ],
 )
 def test_the_settings_of_an_experiment_are_recognised(name):
     kept, config = settings(RESULTS / name)
     assert json.loads(to_json(asdict(config))) == kept
 
 
-@pytest.mark.parametrize("name", ["recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext"])
+@pytest.mark.parametrize(
+    "name", ["recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext", "compare", "length"]
+)
 def test_finished_runs_are_recognised(name):
-    runs = {run.name: json.loads(to_json(asdict(run))) for run in runs_of(settings(RESULTS / name)[1])}
+    runs = {run: json.loads(to_json(asdict(own))) for run, own in runs_of(settings(RESULTS / name)[1]).items()}
     folders = sorted((RESULTS / name / "runs").glob("*/config.json"))
     assert folders
     for path in folders:
         assert runs[path.parent.name] == json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_intervals_for_noise_of_unknown_size_are_calibrated_if_the_scale_is_learned():
+    designs = json.loads((RESULTS / "compare" / "metrics.json").read_text())["metrics"]["designs"]
+
+    def coverage(name, noise):
+        (found,) = designs[name]["calibration"]
+        return found[noise]["coverage 90"]
+
+    learned = [coverage("unknown_scale", noise) for noise in ("smaller", "larger")]
+    assert 0.88 <= sum(learned) / 2 <= 0.92
+    assert all(0.87 <= each <= 0.93 for each in learned)
+    assert coverage("bayesian_layer", "smaller") > 0.95
+    assert coverage("bayesian_layer", "larger") < 0.7
+    assert 0.88 <= coverage("bayesian_layer", "as told") <= 0.92
+
+
+def test_gains_far_beyond_training_are_those_of_training_if_drift_is_stationary():
+    found = json.loads((RESULTS / "length" / "metrics.json").read_text())["metrics"]
+
+    def distances(kind, name):
+        return [each["gains"]["64"]["distance"] for each in found[kind][name]]
+
+    def mean(kind, name):
+        return sum(distances(kind, name)) / len(distances(kind, name))
+
+    assert min(distances("untrained", "bayesian_layer")) > 0.4
+    for name in ("stationary_bayesian_layer", "partial_reset"):
+        assert max(distances("untrained", name)) < 0.2
+        assert max(distances("designs", name)) < 0.12
+        assert 2 * mean("designs", name) < mean("designs", "bayesian_layer")

@@ -39,7 +39,7 @@ def kalman_arguments(design_name: str, *, by_token: bool, train: bool):
     mean, covariance = torch.zeros(1, 2, 1, 4, 4), torch.eye(4).expand(1, 2, 1, 4, 4)
     tensors = [problem.q, problem.k, problem.v, step["process_noise"], step["write_noise"], step["log_decay"]]
     leaves = prepared([*tensors, step.get("angle"), torch.ones(4), mean, covariance], train, constant=7)
-    return (*leaves, 8, by_token, True, True, train)
+    return (*leaves, 8, by_token, False, True, True, train)
 
 
 def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
@@ -48,7 +48,8 @@ def mean_pass_arguments(design_name: str, *, additive: bool, train: bool):
     step = problem.parameters
     tensors = [problem.q, None if additive else problem.k, problem.v, problem.k, torch.rand(1, 18, 2, 2)]
     leaves = prepared([*tensors, step["log_decay"], step.get("angle"), torch.zeros(1, 2, 4, 4)], train)
-    return (*leaves, 8, True, train)
+    by_token = step.get("angle") is None
+    return (*leaves, 8, by_token, True, train)
 
 
 def diagonal_arguments(design_name: str, *, train: bool):
@@ -57,7 +58,7 @@ def diagonal_arguments(design_name: str, *, train: bool):
     step = problem.parameters
     tensors = [problem.k, step["process_noise"], step["write_noise"], step["log_decay"], step.get("angle")]
     leaves = prepared([*tensors, torch.ones(4), torch.ones(1, 2, 2, 4)], train, constant=5)
-    return (*leaves, train)
+    return (*leaves, False, train)
 
 
 def prepared(tensors, train, constant=None):
@@ -84,6 +85,14 @@ def test_opcheck_of_the_mean_given_gains(name, additive, train):
 @pytest.mark.parametrize("train", [False, True])
 def test_opcheck_of_the_diagonal_covariance(name, train):
     torch.library.opcheck(compiled.OPERATORS["diagonal"], diagonal_arguments(name, train=train))
+
+
+@pytest.mark.parametrize("with_seen", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_opcheck_of_totals(with_seen, train):
+    q, k = torch.rand(2, 1, 18, 2, 4)
+    leaves = prepared([q, k, torch.rand(1, 18, 2), -torch.rand(1, 18, 2), torch.rand(1, 2, 4)], train)
+    torch.library.opcheck(compiled.OPERATORS["totals"], (*leaves, 1.5, with_seen, train))
 
 
 @pytest.mark.parametrize("transition", [mbd.DiagonalDecay(), mbd.DampedRotation()])

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import membydesign as mbd
-from membydesign.testing import DesignContract
 from membydesign_bench import accuracy
 from membydesign_bench.problem import Size
 from problems import DESIGNS, random_belief, random_problem
@@ -378,25 +377,3 @@ def test_an_unknown_scale_follows_from_the_kernels():
     for name in ("output", "variance", "write_log_evidence"):
         torch.testing.assert_close(getattr(ours, name), getattr(reference, name), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(ours.belief.rate, reference.belief.rate, rtol=1e-10, atol=1e-10)
-
-
-class KernelContract(DesignContract):
-    """What every way of filtering passes, here through the kernels."""
-
-    backend = "triton"
-    method = "chunk"
-
-    test_65536_tokens_in_float32: Any = None  # the interpreter takes hours
-    test_covariance_stays_symmetric_and_positive = pytest.mark.slow(
-        DesignContract.test_covariance_stays_symmetric_and_positive
-    )
-    test_gradients = pytest.mark.slow(DesignContract.test_gradients)
-
-
-class TestKernelScalar(KernelContract):
-    design = DESIGNS["dense-scalar"]
-
-
-for _name in DENSE:
-    _title = "TestKernel" + "".join(part.capitalize() for part in _name.replace("-", "_").split("_"))
-    globals()[_title] = pytest.mark.slow(type(_title, (KernelContract,), {"design": DESIGNS[_name]}))

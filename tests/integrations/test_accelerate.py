@@ -274,3 +274,25 @@ def test_what_is_refused(monkeypatch):
     ):
         accelerate(model)
     assert all("forward" not in vars(m) for m in model.modules())
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(("tokens_", "bias"), [(1, False), (2, True), (75, True)])
+def test_convolution_in_blocks_is_conv1d(tokens_, bias, activation, monkeypatch):
+    """Blocks of 16 tokens, and fewer tokens than taps."""
+    from membydesign.integrations.transformers import convolution
+
+    monkeypatch.setattr(convolution, "BLOCK", 1)
+    generator = torch.Generator().manual_seed(0)
+    x, weight, b, d = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 6, tokens_), (6, 4), (6,), (2, 6, tokens_))
+    )
+    inputs = (x, weight, b) if bias else (x, weight)
+    theirs = torch.nn.functional.conv1d(x, weight[:, None], b if bias else None, padding=3, groups=6)[..., :tokens_]
+    theirs = theirs if activation is None else torch.nn.functional.silu(theirs)
+    ours = convolution.convolve(x, weight, b if bias else None, activation)
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+    pairs = (torch.autograd.grad(y, inputs, d.detach()) for y in (ours, theirs))
+    for mine, reference in zip(*pairs, strict=True):
+        assert torch.allclose(mine, reference, rtol=0, atol=1e-11)

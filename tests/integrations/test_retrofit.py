@@ -204,4 +204,4 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="convolution: expected \"keep\" for a model of Transformers, got 'drop'"):
         retrofit(teacher, [0], convolution="drop")
     with pytest.raises(ValueError, match="process_noise: expected one of learned, stationary, got 'none'"):
-        retrofit(teacher, [0], process_noise="none")
+        retrofit(teacher, [0], process_noise="none")  # pyright: ignore[reportArgumentType]

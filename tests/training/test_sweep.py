@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from membydesign.cli.reproduce import _refusals
+from membydesign.cli.experiment_runs import refusals
 from membydesign.training import Run, SweepError, TrainSettings, sweep
 from training.problem import SmallRun, runs, work
 
@@ -118,4 +118,4 @@ def test_workers_under_a_launcher_are_refused(tmp_path, monkeypatch):
     with pytest.raises(SweepError, match="workers: expected 1 under `accelerate launch`.*, got 2"):
         sweep(runs(20), tmp_path / "x", workers=2)
     assert not (tmp_path / "x").exists()
-    assert SweepError in _refusals()
+    assert SweepError in refusals()

@@ -10,8 +10,10 @@ import typer
 from membydesign import __version__
 from membydesign.cli.bench import bench
 from membydesign.cli.catalogue import catalogue
+from membydesign.cli.compare import compare
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
+from membydesign.cli.explore import explore
 from membydesign.cli.generate import generate
 from membydesign.cli.group import StoppableGroup
 from membydesign.cli.kernels import kernels
@@ -26,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (catalogue, reproduce, report, generate, convert, bench):
+for command in (catalogue, explore, compare, reproduce, report, generate, convert, bench):
     app.command()(command)
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(kernels, name="kernels")

@@ -52,6 +52,7 @@ def bench(
     - **accelerate**: Transformers models with our kernels under their layers, compared with the same models as they are
     - **steps**: a training step of recall and of MQAR, compared with the same models on Transformers' Gated DeltaNet
     - **transitions**: the Bayesian Layer with a decay per row, and with rotations, compared with a single decay
+    - **designs**: every design of the catalogue with a kernel, compared with the one that it extends
     - **growth**: time per token at 32 times the length
     - **generation**: answers to needles in haystacks, with the cache and without it
     - **memory**: peak memory of the same tasks, each in a separate process

@@ -9,7 +9,7 @@ import typer  # noqa: TC002 - typer looks at it
 from membydesign.cli.requirements import benchmarks_folder, need_benchmarks
 from membydesign.design import catalogue
 from membydesign.evaluation.niah import TASKS
-from membydesign.experiments import EXPERIMENTS, load
+from membydesign.experiments import EXPERIMENTS, STUDIES, load
 from membydesign.reports.verdict import SMOKE
 
 if TYPE_CHECKING:
@@ -37,6 +37,21 @@ def presets(ctx: typer.Context, incomplete: str) -> list[str]:
     except (ValueError, ModuleNotFoundError):
         names = (SMOKE, "cpu", "paper")
     return _starting(incomplete, names)
+
+
+def studies(incomplete: str) -> list[str]:
+    """Complete studies of `mbd compare`."""
+    return _starting(incomplete, STUDIES)
+
+
+def study_presets(incomplete: str) -> list[str]:
+    """Complete presets, which are the same for every study."""
+    return _starting(incomplete, (SMOKE, "cpu"))
+
+
+def listed_designs(incomplete: str) -> list[str]:
+    """Complete designs of the catalogue, several with commas."""
+    return _listed(incomplete, catalogue)
 
 
 def variants(incomplete: str) -> list[str]:

@@ -5,7 +5,7 @@ from membydesign.design.block import Block
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.categories import CategoricalMemory, Votes
 from membydesign.design.counts import CountMemory, Counts
-from membydesign.design.covariance import Covariance, Dense, Drift, Gains, SequenceDrift, WholeMatrix
+from membydesign.design.covariance import Covariance, Dense, WholeMatrix
 from membydesign.design.delta_product import DeltaProduct
 from membydesign.design.describe import Description
 from membydesign.design.diagonal import Diagonal
@@ -24,6 +24,7 @@ from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
 from membydesign.design.retention import Discounted, Forgetting, ForgettingCovariance, PartialReset
 from membydesign.design.schema import Equation, StateSize, StepParameter
+from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
 from membydesign.design.sources import Gate, Learned, Spectrum
 from membydesign.design.stationary import Stationary
 from membydesign.design.statistics import KalmaNetMemory, MesaMemory, RidgeDesign, Statistics

@@ -11,9 +11,6 @@ from membydesign.belief import BlockBelief, from_blocks
 from membydesign.design.covariance import (
     PREDICTED,
     Covariance,
-    Drift,
-    Gains,
-    SequenceDrift,
     check_prior,
     check_whole_number,
     matrix_flaws,
@@ -21,6 +18,7 @@ from membydesign.design.covariance import (
     updated,
 )
 from membydesign.design.schema import Equation
+from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
 from membydesign.products import product
 
 if TYPE_CHECKING:

@@ -107,10 +107,10 @@ class CountMemory(AdditiveDesign):
 
     def log_density(self, predicted: Sums, k: Tensor, v: Tensor) -> Tensor:
         """Negative binomial, for every slot and column."""
-        a, b, k = predicted.table, predicted.total[..., None], k[..., None]
-        counted = k * v[..., None, :]
-        ways = (a + counted).lgamma() - a.lgamma() - (counted + 1).lgamma()
-        return (ways - a * (k / b).log1p() + counted * (log_of(k) - (b + k).log())).sum((-2, -1))
+        a, b = predicted
+        counted, in_slot = k[..., None] * v[..., None, :], k * v.sum(-1, keepdim=True)
+        ways = ((a + counted).lgamma() - a.lgamma() - (counted + 1).lgamma()).sum(-1)
+        return (ways - a.sum(-1) * (k / b).log1p() + in_slot * (log_of(k) - (b + k).log())).sum(-1)
 
     def variance(self, sums: Sums, q: Tensor) -> Tensor:
         """Σ_i q_i² a_ij / b_i²."""

@@ -9,18 +9,10 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import DiagonalBelief
-from membydesign.design.covariance import (
-    PREDICTED,
-    Covariance,
-    Drift,
-    Gains,
-    SequenceDrift,
-    check_prior,
-    times_groups,
-    updated,
-)
+from membydesign.design.covariance import PREDICTED, Covariance, check_prior, times_groups, updated
 from membydesign.design.protocol import Flaw, Step
 from membydesign.design.schema import Equation
+from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
 from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product
 

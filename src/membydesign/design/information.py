@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import Belief, DiagonalBelief
-from membydesign.design.covariance import Covariance, Drift, Gains, SequenceDrift, check_prior, times_groups
+from membydesign.design.covariance import Covariance, check_prior, times_groups
 from membydesign.design.protocol import Flaw, Step
 from membydesign.design.schema import Equation, StepParameter
+from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
 from membydesign.design.sources import Learned
 from membydesign.errors import NotPositiveDefiniteError
 from membydesign.products import product

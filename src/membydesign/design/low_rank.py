@@ -14,15 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 import torch
 
 from membydesign.belief import LowRankBelief, Resolved
-from membydesign.design.covariance import (
-    Covariance,
-    Drift,
-    Gains,
-    SequenceDrift,
-    check_prior,
-    check_whole_number,
-    times_groups,
-)
+from membydesign.design.covariance import Covariance, check_prior, check_whole_number, times_groups
 from membydesign.design.protocol import Flaw
 from membydesign.design.schema import Equation
 from membydesign.errors import NotPositiveDefiniteError
@@ -32,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from membydesign.design.protocol import Step
+    from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
-from membydesign.design.covariance import Covariance, Drift
+from membydesign.design.covariance import Covariance
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
+from membydesign.design.sequence_drift import Drift
 from membydesign.design.stationary import Stationary
 from membydesign.design.transition import FREE_NOISE, Transition
 from membydesign.design.write import Write

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from membydesign.design.covariance import Covariance, Gains, SequenceDrift, squared_norm
+from membydesign.design.covariance import Covariance
 from membydesign.design.schema import Equation, StepParameter
+from membydesign.design.sequence_drift import Gains, SequenceDrift, squared_norm
 from membydesign.design.sources import Gate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from membydesign.design.covariance import Drift
     from membydesign.design.protocol import Step
+    from membydesign.design.sequence_drift import Drift
     from membydesign.design.write import Write, WriteEvent
     from membydesign.state import Sizes
 

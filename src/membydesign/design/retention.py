@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from membydesign.design.covariance import Drift
     from membydesign.design.protocol import Step
+    from membydesign.design.sequence_drift import Drift
     from membydesign.design.write import Write
 
 

@@ -1,4 +1,4 @@
-"""The paper's experiments, one folder each: `config`, `run`, `claims` and `figures`."""
+"""The paper's experiments and studies beyond it, one folder each: `config`, `run`, `claims` and `figures`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Experiment(Protocol):
-    """What the `run` module of an experiment offers to the command `mbd reproduce`."""
+    """What the `run` module of an experiment offers to the commands `mbd reproduce` and `mbd compare`."""
 
     TITLE: str
     """One line that says which claim is reproduced."""
@@ -40,13 +40,19 @@ EXPERIMENTS = {
 }
 """Name of an experiment → the module that reproduces it."""
 
+STUDIES = {
+    "designs": "membydesign.experiments.compare.run",
+    "length": "membydesign.experiments.length.run",
+}
+"""Name of a study → its module: comparisons of designs that are not claims of the paper, for `mbd compare`."""
+
 EXACT = ("collision",)
 """The experiments without training."""
 
 
 def load(name: str) -> Experiment:
-    """Import an experiment by name; ValueError lists the names that exist."""
-    if name not in EXPERIMENTS:
-        near = did_you_mean(name, EXPERIMENTS)
-        raise ValueError(f"experiment: expected one of {', '.join(EXPERIMENTS)}, got {name!r}{near}")
-    return import_module(EXPERIMENTS[name])  # pyright: ignore[reportReturnType]
+    """Import an experiment or a study by name; ValueError lists the names that exist."""
+    every = {**EXPERIMENTS, **STUDIES}
+    if name not in every:
+        raise ValueError(f"experiment: expected one of {', '.join(every)}, got {name!r}{did_you_mean(name, every)}")
+    return import_module(every[name])  # pyright: ignore[reportReturnType]

@@ -203,7 +203,9 @@ def out_of_bounds(x: Tensor, bound: str) -> Tensor:
             return torch.zeros_like(x, dtype=torch.bool)
 
 
-def check_values(design: Design, inputs: Inputs, *, only: Container[str] | None = None, skip: Container[str] = ()) -> None:
+def check_values(
+    design: Design, inputs: Inputs, *, only: Container[str] | None = None, skip: Container[str] = ()
+) -> None:
     """Refuse NaNs, infinities, and numbers out of their bounds, in all arguments or those that are named."""
     if hidden(inputs.q):
         return

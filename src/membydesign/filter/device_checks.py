@@ -2,8 +2,9 @@
 
 Reading a value forces a device sync, so on a GPU all checks collapse into one flag: every condition becomes one bit on
 the device, and the bits are read together, once, at the end. Only if one is set do the checks of `filter.checks` run,
-which say what is wrong. On a CPU bad input is refused before anything runs. Only q, k and v, which are most of the input, are looked at after a
-kernel that passes on what is not finite (`PASSES_ON`), and only if a result is not finite: that saves a pass over them.
+which say what is wrong. On a CPU bad input is refused before anything runs, with one exception: q, k and v, which are
+most of the input, are not looked at where the kernel passes on what is not finite (`passes_on`). They are checked
+afterwards if a result is not finite.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def check_before(arguments: Arguments, *, sequences: bool = True) -> None:
 
 def check_sequences_before(arguments: Arguments, kernel: Any) -> None:
     """Refuse what `check_before` without `sequences` left out, unless the kernel's results will show it."""
-    if not _waits(arguments.inputs.q) and not getattr(kernel, "PASSES_ON", False):
+    passes_on = getattr(kernel, "passes_on", None)
+    if not _waits(arguments.inputs.q) and (passes_on is None or not passes_on(arguments.design)):
         checks.check_values(arguments.design, arguments.inputs, only=arguments.only_finite)
 
 

@@ -3,7 +3,7 @@
 A kernel is a module with `NAME`, `BACKEND`, `why_not(design, request)`, which returns None or the reason why it cannot
 run, and `run(design, request)`. Reasons follow `expected another backend …` in an error message. A kernel that looks by
 itself whether the state which it returns has a flaw, and then returns a negative precision, has `CHECKS_STATE = True`.
-One whose output or state is not finite if q, k or v is not, wherever that may be, has `PASSES_ON = True`.
+One may have `passes_on(design)`: whether its output or state is not finite if q, k or v is not, wherever that may be.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
-    from transformers import PreTrainedModel
 
     from membydesign.layers import SequenceLayer
 
@@ -30,14 +29,6 @@ TEACHER_RECURRENCE = ("a_proj", "b_proj", "A_log", "dt_bias")
 
 SMALL_TURN = 0.01
 """Fraction of their usual initial values at which angles start if they cannot start at zero."""
-
-
-@overload
-def retrofit(teacher: MemoryForCausalLM, layers: Sequence[int], **options: Any) -> MemoryForCausalLM: ...
-
-
-@overload
-def retrofit(teacher: PreTrainedModel, layers: Sequence[int], **options: Any) -> PreTrainedModel: ...
 
 
 def retrofit(
@@ -145,8 +136,7 @@ def _foreign(
         raise ValueError(
             f"transition: expected rotation, diagonal or scalar for a model of Transformers, got {transition!r}"
         )
-    options = {"process_noise": process_noise, "write_noise": write_noise}
-    return retrofit_transformers(teacher, layers, transition, **options)
+    return retrofit_transformers(teacher, layers, transition, process_noise=process_noise, write_noise=write_noise)
 
 
 def mixer_of(model: MemoryForCausalLM, i: int) -> Any:

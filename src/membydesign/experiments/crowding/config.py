@@ -18,7 +18,13 @@ import torch.nn.functional as F
 from membydesign.data.recall import RandomKeys
 from membydesign.data.seeds import generator
 from membydesign.experiments.shared.addressed_runs import PAPER_TRAINING, AddressedRun, AddressedSettings
-from membydesign.experiments.shared.addressed_sweep import OPEN, OPEN_CROWDING, AddressedConfig, Choice
+from membydesign.experiments.shared.addressed_sweep import (
+    OPEN,
+    OPEN_CROWDING,
+    SMALL_NOISE_CHOICES,
+    AddressedConfig,
+    Choice,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,5 +154,7 @@ PRESETS = {
     ),
     "cpu": replace(_paper, choices=OPEN_CROWDING[:2]),
     "paper": _paper,
+    "small-noise": replace(_paper, choices=(*OPEN_CROWDING, *SMALL_NOISE_CHOICES)),
 }
-"""Two cores can do the paper's settings; `cpu` leaves out most of what the paper leaves open."""
+"""Two cores can do the paper's settings; `cpu` leaves out most of what the paper leaves open, and `small-noise` adds
+process noise without a floor: twelve more runs next to those of `paper`."""

@@ -76,10 +76,8 @@ OPEN_CROWDING = (
         Choice(f"{update}_unnormed")
         for update in ("bayesian_layer", "deltanet_style", "gla_style", "bayesian_layer_diagonal")
     ),
-    *SMALL_NOISE_CHOICES,
 )
-"""The same for crowding, some trained as long as the defaults, readouts that see how strongly memories answer, and
-process noise that may become as small as training makes it."""
+"""The same for crowding, some trained as long as the defaults, and readouts that see how strongly memories answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ class RunContext:
         total: called with the number of training runs before they start.
         watch: called with the name of a training run and its progress, or None when it is done.
         data: the folder of the texts that the settings name; None if there is none.
+        only_finished: whether `sweep` returns the metrics of finished runs without doing the others.
     """
 
     directory: Path = Path("runs")
@@ -31,6 +32,7 @@ class RunContext:
     total: Callable[[int], None] = lambda _: None
     watch: Callable[[str, Progress | None], None] = lambda _name, _progress: None
     data: Path | None = None
+    only_finished: bool = False
 
     @property
     def runs(self) -> Path:
@@ -46,6 +48,8 @@ class RunContext:
         """
         from membydesign.training import METRICS, sweep
 
+        if self.only_finished:
+            runs = [run for run in runs if (self.runs / run.name / METRICS).exists()]
         self.total(sum(not (self.runs / run.name / METRICS).exists() for run in runs))
         workers, threads = (1, self.workers) if alone else (self.workers, 1)
         return sweep(runs, self.runs, workers=workers, threads=threads, watch=self.watch)

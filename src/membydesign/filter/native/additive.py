@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from membydesign.design import AdditiveDesign
 from membydesign.filter.native import build as native
+from membydesign.filter.native import totals
 from membydesign.filter.native.mean_pass import SOURCE, chunk_size, mean_pass
 from membydesign.filter.torch import additive
 
@@ -22,10 +23,12 @@ NAME, BACKEND = "native, sums in chunks", "native"
 
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
-    return additive.why_not(design, request) or native.why_not(SOURCE, request.x.q)
+    reason = additive.why_not(design, request)
+    return reason or native.why_not(SOURCE, request.x.q) or native.why_not(totals.SOURCE, request.x.q)
 
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] with the native mean pass."""
     assert isinstance(design, AdditiveDesign)
-    return additive.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]))
+    size = request.tokens_in_chunk(chunk_size(request.x.q.shape[-1]))
+    return additive.run_with(design, request, mean_pass, size, totals.shares)

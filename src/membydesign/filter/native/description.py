@@ -34,6 +34,7 @@ class Input:
         on_request: further such fields by the option that requests them; null in C where that is false.
         optional: whether it may be None.
         constant: whether it has no gradient. Such a tensor has no batch axis; all other tensors have it first.
+        overwritten: whether C writes every entry of its gradient, which otherwise is zero at first.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Input:
     on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = dataclasses.field(default_factory=dict)
     optional: bool = False
     constant: bool = False
+    overwritten: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +192,7 @@ class Description:
                 fields[i.field] = None
                 continue
             if end is None:
-                result = value.new_zeros(value.shape)
+                result = (value.new_empty if i.overwritten else value.new_zeros)(value.shape)
             else:  # C turns the gradient of the end into that of the start
                 result = _copy((value + value.mT) / 2 if end.symmetric else value)
             results.append(result)

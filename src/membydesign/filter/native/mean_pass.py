@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from membydesign.filter.inputs import Request, Run
 
 NAME, BACKEND = "native, gains then chunks of the mean", "native"
-PASSES_ON = True
 SOURCE = "mean_pass.c"
 
 
@@ -139,6 +138,11 @@ def mean_pass(
 def _for_groups(x: Tensor, groups: int) -> Tensor:
     """[B,T,H,·] → [B,T,H·G,·], the same for every group."""
     return x.unsqueeze(3).expand(*x.shape[:3], groups, x.shape[-1]).flatten(2, 3)
+
+
+def passes_on(design: Design) -> bool:
+    """Whether q, k and v that are not finite show in the results: a covariance might refuse them in its own words."""
+    return isinstance(design, DesignModel) and not design.keeps_covariance
 
 
 def why_not(design: Design, request: Request) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from membydesign.design.covariance import squared_norm
+from membydesign.design.sequence_drift import squared_norm
 from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
 from membydesign.filter.native.description import Description, Input, Output

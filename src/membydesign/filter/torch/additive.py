@@ -13,7 +13,9 @@ requested, chunks of tables are formed, [B,H,C,D,M], so that a chunk is a few la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -34,6 +36,26 @@ TABLES_AT_ONCE = 16
 """Tokens whose tables are formed together, for the evidence of writes."""
 
 
+class Shares(NamedTuple):
+    """Queries shared out by what every slot has seen.
+
+    Attributes:
+        weights: q_t/n_t, [B,T,H,D].
+        sum: of the weights, [B,T,H].
+        seen: n_t, [B,T,H,D], if requested.
+        deviation: n − n₀ at the end, [B,H,D].
+    """
+
+    weights: Tensor
+    sum: Tensor
+    seen: Tensor | None
+    deviation: Tensor
+
+
+SharesOf = Callable[..., Shares]
+"""Computes the shares of a sequence: `shares_by` a mean pass, or the same in native code."""
+
+
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     del request
@@ -45,44 +67,84 @@ def why_not(design: Design, request: Request) -> str | None:
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in torch."""
     assert isinstance(design, AdditiveDesign)
-    return run_with(design, request, mean_pass, 64)
+    size = request.tokens_in_chunk(64)
+    return run_with(design, request, mean_pass, size, partial(shares_by, mean_pass, size))
 
 
-def run_with(design: AdditiveDesign, request: Request, means: Means, size: int) -> Run:
-    """Filter [B,T] with any implementation of the mean pass.
+def run_with(design: AdditiveDesign, request: Request, means: Means, size: int, shares_of: SharesOf) -> Run:
+    """Filter [B,T] with any implementation of the passes.
 
     Args:
         design: the assumptions.
         request: what to compute.
-        means: the mean pass.
-        size: tokens in a chunk, unless the user names a number.
+        means: the mean pass, of the tables.
+        size: tokens in a chunk.
+        shares_of: computes the totals, and the queries for the tables.
     """
-    x, size = request.x, request.tokens_in_chunk(size)
+    x = request.x
     table, total = design.sums(request.initial)
     to_table, to_total = design.resting(x.v.shape[-1])
-    drift = RowDrift(x.parameters["log_decay"][..., None])
-    one = x.k.new_ones(()).expand(*x.k.shape[:-1], 1)
+    log_decay, weight = x.parameters["log_decay"], design.weight(x.v)
 
-    def additive(start: Tensor, q: Tensor, k: Tensor, v: Tensor) -> MeanPass:
-        return means(drift, size, start, q, None, v, Gains(k[..., None, :], one, one, None), return_error=False)
+    def read(weights: Tensor, sum_of_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_i w_i A_i at every token, and A − A₀ at the end."""
+        result = additive_pass(means, size, table - to_table, log_decay, weights, x.k, x.v)
+        if to_table == 0:
+            return result.output, result.mean
+        return result.output + (to_table * sum_of_weights)[..., None], result.mean
 
-    def read(weights: Tensor) -> tuple[Tensor, MeanPass]:
-        """Σ_i w_i A_i at every token."""
-        result = additive(table - to_table, weights, x.k, x.v)
-        return result.output + to_table * weights.sum(-1, keepdim=True), result
-
-    totals = additive((total - to_total)[:, :, None], one, one, design.weight(x.v)[..., None] * x.k)
-    seen = totals.output + to_total
-    output, result = read(x.q / seen)
-    state = design.state_of(Sums(result.mean + to_table, totals.mean[:, :, 0] + to_total))
-    weights = design.variance_weights(seen, x.q) if request.return_variance else None
-    variance = None if weights is None else read(weights)[0]
+    shares = shares_of(total - to_total, to_total, x.q, x.k, weight, log_decay, return_seen=request.return_variance)
+    output, deviation = read(shares.weights, shares.sum)
+    state = design.state_of(Sums(deviation + to_table, shares.deviation + to_total))
+    weights = None if shares.seen is None else design.variance_weights(shares.seen, x.q)
+    variance = None if weights is None else read(weights, weights.sum(-1))[0]
     evidence = None
     if request.return_evidence or (request.return_variance and variance is None):
-        deviation = Sums(table - to_table, total - to_total)
-        of_tables, evidence = _by_tables(design, request, deviation)
+        start = Sums(table - to_table, total - to_total)
+        of_tables, evidence = _by_tables(design, request, start)
         variance = of_tables if variance is None else variance
     return Run(output, state, None, variance, evidence)
+
+
+def additive_pass(
+    means: Means, size: int, start: Tensor, log_decay: Tensor, q: Tensor, k: Tensor, v: Tensor
+) -> MeanPass:
+    """A mean pass that adds k_t v_tᵀ under a decay that all rows share, [B,T,H]."""
+    one = k.new_ones(()).expand(*k.shape[:-1], 1)
+    gains = Gains(k[..., None, :], one, one, None)
+    return means(RowDrift(log_decay[..., None]), size, start, q, None, v, gains, return_error=False)
+
+
+def shares_by(
+    means: Means,
+    size: int,
+    start: Tensor,
+    resting: float,
+    q: Tensor,
+    k: Tensor,
+    weight: Tensor,
+    log_decay: Tensor,
+    *,
+    return_seen: bool,
+) -> Shares:
+    """The totals as a memory with one row, whose key is always 1.
+
+    Args:
+        means: the mean pass.
+        size: tokens in a chunk.
+        start: n − n₀ before the first token, [B,H,D].
+        resting: n₀.
+        q: [B,T,H,D].
+        k: [B,T,H,D].
+        weight: w(v), how much a unit of key adds, [B,T,H].
+        log_decay: [B,T,H].
+        return_seen: also return n.
+    """
+    one = k.new_ones(()).expand(*k.shape[:-1], 1)
+    totals = additive_pass(means, size, start[:, :, None], log_decay, one, one, weight[..., None] * k)
+    seen = totals.output + resting
+    weights = q / seen
+    return Shares(weights, weights.sum(-1), seen if return_seen else None, totals.mean[:, :, 0])
 
 
 def _by_tables(design: AdditiveDesign, request: Request, deviation: Sums) -> tuple[Tensor | None, Tensor | None]:

@@ -27,7 +27,7 @@ import torch
 
 from membydesign.belief import gaussian_log_density, innovation_squares, log_density_of_squares
 from membydesign.design import DesignModel, Gains, RowDrift
-from membydesign.design.covariance import squared_norm
+from membydesign.design.sequence_drift import squared_norm
 from membydesign.filter import loop
 from membydesign.filter.inputs import LONGEST_CHUNK, Run
 from membydesign.filter.linear import sequence_drift, why_not_two_pass

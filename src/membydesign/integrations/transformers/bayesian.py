@@ -71,7 +71,7 @@ class BayesianMemory(nn.Module):
     A_log: Tensor
 
     def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)  # pyright: ignore[reportCallIssue]
+        super().__init__(config, layer_idx)
         self.options: Options = config.bayesian_options
         self.heads = config.linear_num_heads if self.has_row_decays else config.linear_num_value_heads
         self.key_dim_of_head = config.linear_head_dim if self.has_row_decays else config.linear_key_head_dim

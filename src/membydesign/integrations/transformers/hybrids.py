@@ -65,7 +65,10 @@ def _hybrid(family: str, prefix: str) -> Hybrid:
         teacher.__init__(self, config)
         for i in config.bayesian_layers or ():
             block = self.model.layers[i]
-            setattr(block, mixer_name(block, layer), bayesian(layer)(config, i))
+            name = mixer_name(block, layer)
+            if name is None:
+                raise ValueError(f"bayesian_layers: expected indices of a {layer.__name__}, got {i}")
+            setattr(block, name, bayesian(layer)(config, i))
         self.post_init()
 
     student = type(
@@ -79,7 +82,7 @@ def _hybrid(family: str, prefix: str) -> Hybrid:
             "__init__": __init__,
         },
     )
-    AutoConfig.register(config.model_type, config, exist_ok=True)  # pyright: ignore[reportAttributeAccessIssue]
+    AutoConfig.register(config.model_type, config, exist_ok=True)
     AutoModelForCausalLM.register(config, student, exist_ok=True)
     return Hybrid(layer, teacher, config, student)
 

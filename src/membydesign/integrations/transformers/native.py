@@ -62,8 +62,10 @@ def mean_pass(
     q: Tensor, k: Tensor | None, v: Tensor, direction: Tensor, strength: Tensor, log_decay: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Run the mean over [B,T]: outputs [B,T,H,M] and the last mean; arguments as `filter.native.mean_pass` has them."""
-    inputs = (q, k, v, direction, strength, log_decay, None, mean, native.chunk_size(q.shape[-1]), False)
+    inputs = (q, k, v, direction, strength, log_decay, None, mean, native.chunk_size(q.shape[-1]), True, False)
     if torch.compiler.is_compiling() or transforms.active():
-        return native.OPERATOR.run(*inputs)[:2]
+        output, mean, *_ = native.OPERATOR.run(*inputs)
+        return output, mean
     follow = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-    return _MeanPass.apply(*inputs, follow)[:2]  # pyright: ignore[reportIndexIssue]
+    output, mean, *_ = _MeanPass.apply(*inputs, follow)
+    return output, mean

@@ -24,7 +24,7 @@ STRUCT(Inputs, INPUTS)
   X(WRITE, P)                /* likewise, [B,H,G,D,D] */                               \
   X(WRITE, o)                /* [B,T,H,G,M] */                                         \
   X(WRITE, b)                /* [B,T,H,G] */                                           \
-  X(WRITE_OR_NULL, e)        /* [B,T,H,G,M] */                                         \
+  X(WRITE_OR_NULL, squares)  /* b |e|^2, [B,T,H,G] */                                  \
   X(WRITE_OR_NULL, variance) /* [B,T,H,G] */                                           \
   X(WRITE_OR_NULL, saved_M)  /* beliefs before tokens 0, C, … and at the end: [B,H,G,K+1,D,M] */ \
   X(WRITE_OR_NULL, saved_P)  /* likewise, [B,H,G,K+1,D,D] */
@@ -32,7 +32,7 @@ STRUCT(Outputs, OUTPUTS)
 
 #define GRADIENTS(X)                                                                   \
   X(READ, saved_M) X(READ, saved_P)                                                    \
-  X(READ, o) X(READ_OR_NULL, b) X(READ_OR_NULL, e) X(READ_OR_NULL, variance) /* of the outputs */ \
+  X(READ, o) X(READ_OR_NULL, b) X(READ_OR_NULL, squares) X(READ_OR_NULL, variance) /* of the outputs */ \
   X(WRITE, M) X(WRITE, P)    /* in: gradient of the belief at the end, out: at the start */ \
   X(WRITE, q) X(WRITE, k) X(WRITE, v) X(WRITE, l2) X(WRITE, r2) X(WRITE, log_a) /* of the inputs, zero at first */ \
   X(WRITE_OR_NULL, angle)    /* likewise, with a rotation */

@@ -4,7 +4,7 @@
  * upper triangular factor of G = R'R:
  *
  *     U = Kt P0,   G = U Kt' + noise + r2,   [X | E | W] = R'^-1 [fC U + exits | V - Kt M0 | U Qt' + noise]
- *     o = Qt M0 + W'E,   e = R_tt E,   M = fC M0 + X'E,   P = fC P0 fC + nC - X'X,   variance = Qt P0 Qt' + q n q' - W'W,   b = 1/R_tt^2
+ *     o = Qt M0 + W'E,   b |e|^2 = |E_t|^2,   M = fC M0 + X'E,   P = fC P0 fC + nC - X'X,   variance = Qt P0 Qt' + q n q' - W'W,   b = 1/R_tt^2
  *
  * Forward saves the belief at every chunk's start (and at the end); backward computes the inside of a chunk anew. b is
  * -1 where a covariance was not positive definite, or is not at the end, and the caller looks.
@@ -222,7 +222,7 @@ static void outputs(const Inputs *x, const Outputs *o, const Shared *s, const In
   EACH(t, c) {
     REAL pivot = y->R[t * c + t];
     o->b[at + t * step] = t == failed ? -1 : 1 / (pivot * pivot);
-    if (o->e) scaled(o->e + (at + t * step) * m, &pivot, y->Y + t * w + D, 1, m);
+    if (o->squares) o->squares[at + t * step] = dot(y->Y + t * w + D, y->Y + t * w + D, m);
     if (!o->variance) continue;
     REAL total = dot(work + t * D, s->qt + t * D, D);
     REAL *noisy = work + c * D;

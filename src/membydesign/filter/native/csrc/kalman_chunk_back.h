@@ -63,8 +63,8 @@ static void group_back(const Inputs *x, const Gradients *o, const Shared *s, con
   /* [dX | dE | dW], and through the triangular solve */
   EACH(t, c) {
     memcpy(e->o + t * m, o->o + (at + t * step) * m, m * sizeof(REAL));
-    if (o->e) scaled(dE + t * w, y->R + t * c + t, o->e + (at + t * step) * m, 1, m);
-    else memset(dE + t * w, 0, m * sizeof(REAL));
+    memset(dE + t * w, 0, m * sizeof(REAL));
+    if (o->squares) add(dE + t * w, 2 * o->squares[at + t * step], E + t * w, m);
   }
   product(c, D, m, view(E, w), transposed(dM, m), e->Y, w, SET, panel);
   product(c, D, D, view(y->Y, w), view(dP, D), e->Y, w, subtract_twice, panel);
@@ -80,7 +80,6 @@ static void group_back(const Inputs *x, const Gradients *o, const Shared *s, con
   EACH(u, c) {
     REAL pivot = y->R[u * c + u];
     EACH(t, c) e->R[u * c + t] = t < u ? 0 : -e->R[u * c + t];
-    if (o->e) e->R[u * c + u] += dot(E + u * w, o->e + (at + u * step) * m, m);
     if (o->b) e->R[u * c + u] -= 2 * o->b[at + u * step] / (pivot * pivot * pivot);
   }
   cholesky_back(y->R, e->R, e->G, e->other, c, panel);

@@ -225,9 +225,9 @@ INLINE void read_M(REAL *restrict o, const REAL *restrict q, const REAL *restric
 
 INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_t D, int64_t m, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, K = (T + x->C - 1) / x->C;
-  REAL *u = work, *spread = u + D, *nowhere = spread + D, *own = nowhere + m;
-  Pending write = {own + m, own + m + D, own + m + 2 * D};
-  REAL *room = own + 2 * m + 2 * D;
+  REAL *u = work, *spread = u + D, *nowhere = spread + D, *e = nowhere + m;
+  Pending write = {e + m, e + m + D, e + m + 2 * D};
+  REAL *room = e + 2 * m + 2 * D;
   EACH(g, G) {
     int64_t n = head * G + g;
     REAL *M = y->M + n * D * m, *P = y->P + n * D * D, *o = nowhere;
@@ -242,9 +242,9 @@ INLINE void forward_head(const Inputs *x, const Outputs *y, int64_t head, int64_
         memcpy(y->saved_P + slot * D * D, P, D * D * sizeof(REAL));
         o = nowhere;
       }
-      REAL *e = y->e ? y->e + out * m : own;
       token(x, at, g, M, P, M, P, &write, q, o, u, e, y->b + out, spread, D, m);
       decide(&write, y->b[out], u, e, D, m);
+      if (y->squares) y->squares[out] = y->b[out] * dot(e, e, m);
       q = x->q + at * D;
       o = y->o + out * m;
       if (y->variance) { /* q'P q after the write, P being still the predicted one */
@@ -294,8 +294,11 @@ INLINE void backward_step(const Inputs *x, const Gradients *d, int64_t at, int64
   REAL db = (d->b ? d->b[out] : 0) - dot(u, du, D);
 
   /* o = M'q and M += b u e' */
-  if (d->e) memcpy(de, d->e + out * m, m * sizeof(REAL));
-  else memset(de, 0, m * sizeof(REAL));
+  memset(de, 0, m * sizeof(REAL));
+  if (d->squares) {
+    add(de, 2 * b * d->squares[out], e, m);
+    db += d->squares[out] * dot(e, e, m);
+  }
   REAL read = b * dot(e, grad_o, m);
   EACH(r, D) {
     const REAL *restrict Mr = M + r * m;
