@@ -48,7 +48,7 @@ BLOCKED = """
 def run(code: str) -> str:
     program = textwrap.dedent(code)
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -190,7 +190,7 @@ def shortened(rows: Tensor, added: Tensor) -> Tensor:
     regular = gram + 4 * n * torch.finfo(rows.dtype).eps * identity
     # the squared distance of row i from the span of the others is 1/(G^{-1})_ii
     nearest = torch.cholesky_inverse(torch.linalg.cholesky_ex(regular.detach()).L).diagonal(dim1=-2, dim2=-1).argmax(-1)
-    chosen = torch.nn.functional.one_hot(nearest, n).to(rows.dtype)
+    chosen = _unit(nearest, n, rows)
     others = 1 - chosen
     system = regular * others[..., :, None] * others[..., None, :] + torch.diag_embed(chosen)
     target = others * torch.take_along_dim(gram, nearest[..., None, None], -1)[..., 0]
@@ -198,10 +198,15 @@ def shortened(rows: Tensor, added: Tensor) -> Tensor:
     q = chosen - explained
     q = q / q.square().sum(-1, keepdim=True).sqrt()
     q = torch.where(q[..., -1:] > 0, -q, q)
-    place = torch.nn.functional.one_hot(free.to(torch.int8).argmax(-1), n).to(rows.dtype)
+    place = _unit(free.to(torch.int8).argmax(-1), n, rows)
     place = torch.where(has_room, place, 0.0)
     q = torch.where(settled, place, q)
     dropped = torch.where(settled, 0.0, product(q[..., None, :], every)[..., 0, :])
     change = (added - dropped) / (1 - q[..., -1:])
     rows = torch.where(place[..., :-1, None] > 0, 0.0, rows)  # w takes its place: nothing is added to a free row
     return rows + q[..., :-1, None] * change[..., None, :]
+
+
+def _unit(index: Tensor, n: int, like: Tensor) -> Tensor:
+    """The unit vectors e_i for indices i [...], [...,n]; torch's own one_hot reads its input, so it cannot be mapped."""
+    return (index[..., None] == torch.arange(n, device=like.device)).to(like.dtype)
