@@ -208,5 +208,5 @@ def shortened(rows: Tensor, added: Tensor) -> Tensor:
 
 
 def _unit(index: Tensor, n: int, like: Tensor) -> Tensor:
-    """The unit vectors e_i for indices i [...], [...,n]; torch's own one_hot reads its input, so it cannot be mapped."""
+    """The unit vectors of indices [...], [...,n]; torch's own one_hot reads its input, so it cannot be mapped."""
     return (index[..., None] == torch.arange(n, device=like.device)).to(like.dtype)
