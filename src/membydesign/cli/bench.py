@@ -54,6 +54,7 @@ def bench(
     - **transitions**: the Bayesian Layer with a decay per row, and with rotations, compared with a single decay
     - **designs**: every design of the catalogue with a kernel, compared with the one that it extends
     - **growth**: time per token at 32 times the length
+    - **peers**: forward and a decoding step, compared with ONNX Runtime's and vLLM's CPU kernels, where installed
     - **generation**: answers to needles in haystacks, with the cache and without it
     - **memory**: peak memory of the same tasks, each in a separate process
     - **rate**: useful operations per second, compared with the machine's matrix products
