@@ -16,7 +16,7 @@ from membydesign.testing import random_problem
             lambda: mbd.PenalisedLeastSquares(prior_variance=0.0),
             r"PenalisedLeastSquares\(prior_variance\): .*, got 0.0",
         ),
-        (lambda: mbd.PenalisedLeastSquares(unit_gain=1), r"\(unit_gain\): expected True or False, got 1"),
+        (lambda: mbd.PenalisedLeastSquares(unit_gain=1), r"\(unit_gain\): expected True or False, got 1"),  # pyright: ignore
         (lambda: mbd.Isotropic(times_counted=0.0), r"Isotropic\(times_counted\): .*, got 0.0"),
         (lambda: mbd.InformationDiagonal(prior=-1.0), r"InformationDiagonal\(prior\).*got -1.0"),
     ],

@@ -17,7 +17,7 @@ def settings(folder):
     """The settings of a committed result: its preset, as the command would choose it."""
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     name = folder.relative_to(RESULTS).parts[0]
-    preset = load({"compare": "designs"}.get(name, name)).PRESETS[kept.pop("preset")]
+    preset = load("designs" if name == "compare" else name).PRESETS[kept.pop("preset")]
     options = ("variant", "seeds") if hasattr(preset, "designs") else ("variant",)
     changes = {option: kept[option] for option in options if option in kept}
     return kept, replace(preset, **changes)  # pyright: ignore[reportArgumentType]

@@ -166,7 +166,7 @@ def test_it_is_saved_and_read_and_writes(transition, tied, tmp_path):
     assert type(again) is MemoryForCausalLM
     assert again.config.layers == student.config.layers
     assert torch.equal(again(ids).logits, logits)
-    written = [model.generate(ids, max_new_tokens=5, do_sample=False) for model in (again, student)]  # pyright: ignore
+    written = [model.generate(ids, max_new_tokens=5, do_sample=False) for model in (again, student)]
     assert written[0].shape == (2, 14)
     assert torch.equal(*written)
     cache, rows = None, []
@@ -227,7 +227,7 @@ def test_other_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="write_noise: expected one of softplus, gate, got 'exp'"):
         retrofit(teacher, [0], write_noise="exp")  # pyright: ignore
     with pytest.raises(ValueError, match=r"teacher: expected a MemoryForCausalLM, or one of .*, got MemoryModel"):
-        retrofit(teacher.model, [0])  # pyright: ignore
+        retrofit(teacher.model, [0])
     with pytest.raises(ValueError, match="student: expected some layers that differ"):
         replaced_layers(teacher, copy.deepcopy(teacher))
     with pytest.raises(ValueError, match="student: expected 2 layers"):
