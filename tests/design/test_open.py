@@ -9,8 +9,10 @@ from membydesign.design import Covariance, Transition, Write
 ROOT = Path(membydesign.__file__).parent
 KERNELS = {
     "filter/linear.py",
+    "filter/native/block.py",
     "filter/native/diagonal.py",
     "filter/native/forgetting.py",
+    "filter/native/low_rank.py",
     "filter/native/step.py",
     "filter/torch/forgetting.py",
 }

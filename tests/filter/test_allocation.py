@@ -68,8 +68,9 @@ def without_room(monkeypatch, field: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("design", "size", "backwards"),
     [
-        ("dense-scalar", 1, True),  # forward token by token needs a few rows only
-        *product(("dense-scalar", "reset-scalar", "additive-diagonal"), (8,), (False, True)),
+        ("dense-scalar", 1, True),  # forward token by token needs a few rows only, and so do means without a covariance
+        ("dense-scalar", 8, False),
+        *product(("dense-scalar", "reset-scalar", "additive-diagonal"), (8,), (True,)),
     ],
 )
 def test_a_workspace_that_cannot_be_allocated_is_a_memory_error(design, size, backwards, monkeypatch):

@@ -246,8 +246,10 @@ class Description:
             else:
                 fields.update({name: None if value is None else f(value) for name, f in i.values.items()})
             for option, more in i.on_request.items():
-                requested = values[option] and value is not None
-                fields.update({name: f(value) if requested else None for name, f in more.items()})
+                if value is None or not values[option]:
+                    fields.update(dict.fromkeys(more))
+                else:
+                    fields.update({name: f(value) for name, f in more.items()})
         return fields
 
     def _call(self, name: str, struct: str, x: Any, values: Mapping[str, Tensor | None]) -> None:
