@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from membydesign.design.sequence_drift import squared_norm
 from membydesign.filter.native import build as native
 from membydesign.filter.native import operators as operator
@@ -27,6 +29,6 @@ OPERATOR = operator.differentiable(
 
 def squared_norms(k: Tensor) -> Tensor:
     """The squared norm of every key: [B,T,H,D] → [B,T,H,1]."""
-    if not native.available(SOURCE, k.dtype):
+    if torch.compiler.is_compiling() or not native.available(SOURCE, k.dtype):  # compiled graphs fuse this anyway
         return squared_norm(k)
     return OPERATOR.apply(k=k)["squares"].unsqueeze(-1)
