@@ -3,8 +3,8 @@
     python .ci/same_speed.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 7] [--threads 2] [--limit 1.05]
 
 Each checkout runs in a process of its own with the packages of this Python. In every round both time the same case, in
-turns first, so that a slow phase of the machine meets both. Cases are those of `mbd bench --only speed`, and
-RWKV-7's layer. Also compared: the time to import the package after torch, and that of the first filter in a new
+turns first, so that a slow phase of the machine meets both; a ratio counts only if the fastest readings have it too.
+Cases are those of `mbd bench --only speed`, and RWKV-7's layer. Also compared: the time to import the package after torch, and that of the first filter in a new
 process. It exits with 1 if a ratio exceeds the limit in two measurements, the second in new processes.
 """
 
@@ -23,8 +23,11 @@ SIZES = ((64, 4, 128, 16), (16, 4, 512, 32), (1, 4, 2048, 64), (1, 4, 2048, 128)
 DESIGNS = ("bayesian_layer", "gated_deltanet", "kda", "mamba2")
 TASKS = ("forward", "forward+backward", "decode")
 
+# Python's full garbage collection walks torch's 170,000 objects for 90 ms, at whichever import happens to be the next
+# one to allocate enough: not part of what an import costs.
 FIRST_CALL = """
 import torch
+import gc; gc.collect(); gc.freeze()
 import time; start = time.perf_counter()
 import membydesign as mbd; imported = time.perf_counter()
 q = torch.randn(1, 64, 2, 16)
@@ -108,14 +111,18 @@ class Version:
 
 
 def ratio(versions: list[Version], request: list[object], rounds: int) -> tuple[list[float], float]:
-    """Median times of both versions, and the median over rounds of new over old."""
+    """Median times of both versions, and new over old: the median over rounds or the ratio of the fastest readings.
+
+    The smaller of the two counts, since what slows the code shows in both, and a busy machine often in one alone.
+    """
     times = []
     for turn in range(rounds):
         first = turn % 2  # each version comes first in half of the rounds
         readings = {i: versions[i].time(request) for i in (first, 1 - first)}
         times.append([readings[0], readings[1]])
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
-    return medians, statistics.median(new / old for old, new in times)
+    fastest = [min(column) for column in zip(*times, strict=True)]
+    return medians, min(statistics.median(new / old for old, new in times), fastest[1] / fastest[0])
 
 
 def starts(checkouts: list[Path], rounds: int) -> list[list[float]]:
@@ -144,6 +151,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=float, default=1.05)
     parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, separated by commas")
+    parser.add_argument("--cases", default=",".join((*DESIGNS, LAYER)), help="some of them, separated by commas")
     arguments = parser.parse_args()
     checkouts = [arguments.old.resolve(), arguments.new.resolve()]
     old, new = starts(checkouts, arguments.rounds)
@@ -152,7 +160,7 @@ def main() -> None:
     versions = [Version(checkout, arguments.threads) for checkout in checkouts]
     slower = []
     for task in arguments.tasks.split(","):
-        for case in (*DESIGNS, LAYER):
+        for case in arguments.cases.split(","):
             for size in SIZES:
                 if case == LAYER and size[-1] not in (32, 64):
                     continue

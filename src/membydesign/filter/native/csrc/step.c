@@ -225,7 +225,9 @@ INLINE REAL write_diagonal(REAL *restrict to, const REAL *restrict P, const REAL
 /* Whether a write took more than half of the largest variance that P had before it, which is P + b u u': only then can
  * rounding errors that were small compared with it become large. */
 INLINE int shrinks(const REAL *P, const REAL *u, REAL b, int64_t D) {
-  REAL before = 0, after = 0;
+  REAL largest = 0, before = 0, after = 0;
+  _Pragma("omp simd reduction(max : largest)") EACH(i, D) largest = u[i] * u[i] > largest ? u[i] * u[i] : largest;
+  if (b * largest <= P[0]) return 0; /* no variance lost more than one that is left, without a walk of the diagonal */
   EACH(i, D) {
     REAL left = P[i * D + i], predicted = left + b * u[i] * u[i];
     before = predicted > before ? predicted : before;
@@ -248,21 +250,34 @@ INLINE int is_variance(REAL x) { return x >= 0 && x <= LARGEST; }
 /* Whether b is the inverse of a variance of at least r2, up to rounding. */
 INLINE int is_precision(const Sizes *z, REAL b, REAL r2) { return b > 0 && b <= LARGEST && b * r2 <= (REAL)z->bound; }
 
+/* l2 (1 - a^2) for each row, which two rows share where pairs turn. */
+static void stationary_noise(const Sizes *z, const Tensors *x, int64_t h, REAL *l2, REAL variance, int64_t D) {
+  EACH(i, D) {
+    const int64_t from = z->rotates ? i / 2 : i;
+    REAL log_a = x->log_a ? x->log_a[h * z->log_a_head + from * z->log_a_entry] : 0;
+    l2[i] = i && !z->log_a_entry ? l2[0] : -variance * expm1(2 * log_a);
+  }
+}
+
 /* The decay of each row, or rho cos and rho sin of each pair, and the process noise of each row, if the design has it;
  * 0 if a parameter is out of bounds. */
 INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s, REAL *l2, int64_t D) {
   int good = 1;
-  EACH(i, z->rotates ? D / 2 : D) {
+  const int64_t decays = z->rotates ? D / 2 : D;
+  EACH(i, decays) {
     REAL log_a = x->log_a ? x->log_a[h * z->log_a_head + i * z->log_a_entry] : 0;
     good &= log_a <= 0 && log_a >= -LARGEST;
     c[i] = i && !z->log_a_entry ? c[0] : exp(log_a);
-    if (z->stationary) l2[i] = i && !z->log_a_entry ? l2[0] : -expm1(2 * log_a); /* 1 - a^2 */
   }
   if (x->l2) {
     const REAL variance = x->l2[h * z->l2_head];
     good &= is_variance(variance);
-    for (int64_t i = D - 1; i >= 0; i--) /* backwards, since pairs spread out */
-      l2[i] = z->stationary ? variance * l2[z->rotates ? i / 2 : i] : i % z->every ? 0 : variance;
+    if (z->stationary) {
+      stationary_noise(z, x, h, l2, variance, D);
+    } else {
+      if (z->every > 1) memset(l2, 0, D * sizeof(REAL));
+      for (int64_t i = 0; i < D; i += z->every) l2[i] = variance;
+    }
   }
   if (z->rotates) EACH(i, D / 2) {
     REAL angle = x->angle[h * z->angle_head + i * z->angle_entry], rho = c[i];
