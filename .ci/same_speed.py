@@ -1,11 +1,14 @@
 """Prove that a change of the code made nothing slower: time two checkouts in turn, in one run, on an idle machine.
 
     python .ci/same_speed.py OLD_CHECKOUT NEW_CHECKOUT [--rounds 7] [--threads 2] [--limit 1.05]
+    python .ci/same_speed.py CHECKOUT WHEEL_PYTHON --limit 1.15      (prebuilt code compared with code compiled here)
 
-Each checkout runs in a process of its own with the packages of this Python. In every round both time the same case, in
+Each checkout runs in a process of its own with the packages of this Python. In place of a checkout stands the Python of
+an environment that has a wheel: it runs with a PATH without a compiler. In every round both time the same case, in
 turns first, so that a slow phase of the machine meets both; a ratio counts only if the fastest readings have it too.
-Cases are those of `mbd bench --only speed`, and RWKV-7's layer. Also compared: the time to import the package after torch, and that of the first filter in a new
-process. It exits with 1 if a ratio exceeds the limit in two measurements, the second in new processes.
+Cases are those of `mbd bench --only speed`, and RWKV-7's layer. Also compared: the time to import the package after
+torch, and that of the first filter in a new process. It exits with 1 if a ratio exceeds the limit in two measurements,
+the second in new processes.
 """
 
 from __future__ import annotations
@@ -86,9 +89,16 @@ def _without_gradients(layer, *inputs):
         return layer(*inputs)
 
 
+def python(checkout: Path) -> str:
+    """The Python of a version: its own, or this one for a checkout."""
+    return str(checkout) if checkout.is_file() else sys.executable
+
+
 def environment(checkout: Path) -> dict[str, str]:
     """Let Python import the package and the benchmarks from a checkout, compiled once as it is for users."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if checkout.is_file():
+        return {**kept, "PYTHONPATH": str(Path(__file__).parents[1] / "benchmarks"), "PATH": "/none", "CC": ""}
     return {**kept, "PYTHONPATH": os.pathsep.join(str(checkout / part) for part in ("src", "benchmarks"))}
 
 
@@ -96,7 +106,7 @@ class Version:
     """A checkout that runs in a process of its own."""
 
     def __init__(self, checkout: Path, threads: int) -> None:
-        command = [sys.executable, __file__, "serve", str(threads)]
+        command = [python(checkout), __file__, "serve", str(threads)]
         self.process = subprocess.Popen(
             command, env=environment(checkout), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -131,7 +141,7 @@ def starts(checkouts: list[Path], rounds: int) -> list[list[float]]:
     for turn in range(rounds + 1):
         for checkout, rows in zip(checkouts, readings, strict=True):
             text = subprocess.run(
-                [sys.executable, "-c", FIRST_CALL],
+                [python(checkout), "-c", FIRST_CALL],
                 env=environment(checkout),
                 capture_output=True,
                 text=True,
@@ -153,7 +163,7 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, separated by commas")
     parser.add_argument("--cases", default=",".join((*DESIGNS, LAYER)), help="some of them, separated by commas")
     arguments = parser.parse_args()
-    checkouts = [arguments.old.resolve(), arguments.new.resolve()]
+    checkouts = [arguments.old.absolute(), arguments.new.absolute()]  # a Python is a link, which is not to be followed
     old, new = starts(checkouts, arguments.rounds)
     for name, a, b in zip(("import membydesign after torch", "first filter"), old, new, strict=True):
         print(f"{name:52} {a:10.2f} {b:10.2f} ms {b / a:6.2f}", flush=True)
