@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -27,6 +29,30 @@ _WANTED = [
 HYBRIDS = {"+".join(names): list(names) for names in _WANTED if set(names) <= set(LAYERS)}
 FAMILY: dict[str, list[str]] = {**{name: [name] * 2 for name in LAYERS}, **HYBRIDS}
 """The layers of a model, by the name of the test's case."""
+
+UPDATES = [name for name in LAYERS if name.endswith("_style")]
+"""Updates of other architectures on the scaffold of the Bayesian Layer: in models they differ from the architectures by
+projections alone, so that slow tests are often enough for all but one of them."""
+
+QUICK = [name for name in FAMILY if name not in UPDATES or name == "gated_deltanet_style"]
+"""What every run of the tests has."""
+
+KINDS = (
+    *("bayesian_layer", "bayesian_layer_rotating", "unknown_scale", "low_rank", "count_memory", "hidden_markov"),
+    *("gated_deltanet", "mamba2", "gated_deltanet_style", "deltaproduct", "mlstm", "mesa_net", "kla", "rwkv7"),
+    *("hyena", "attention", *HYBRIDS),
+)
+"""One layer of each kind of belief and of each scaffold, for tests of what does not depend on the mathematics."""
+
+WIDE = ("gated_kalmanet", "gated_kalmanet_style")
+"""Models that tests run in float64: their reads solve systems that multiply a rounding error by ten thousand."""
+
+
+def cases(names: Iterable[str] = FAMILY, quick: Iterable[str] = QUICK) -> pytest.MarkDecorator:
+    """A test of models of these names, of which all but the quick ones are slow."""
+    quick = set(quick)
+    params = [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("case", params)
 
 
 def tiny_config(layers: str | list[str] = "bayesian_layer", **more: Any) -> MemoryConfig:
@@ -56,7 +82,8 @@ def fresh_model(layers: str | list[str] = "bayesian_layer", **more: Any) -> Any:
 @cache
 def model_of(case: str) -> Any:
     """The model of a case, in evaluation mode; shared among tests, so not to be changed."""
-    return fresh_model(FAMILY[case])
+    model = fresh_model(FAMILY[case])
+    return model.double() if case in WIDE else model
 
 
 def some_ids(*shape: int, seed: int = 1) -> Tensor:

@@ -9,13 +9,12 @@ from torch import nn
 from membydesign.layers import FilterLayer
 from membydesign.models import MemoryForCausalLM
 from membydesign.testing import assert_close
-from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, shaken, some_ids, tiny_config
+from models.family import FAMILY, VOCABULARY, cases, fresh_model, model_of, padded_batch, shaken, some_ids, tiny_config
 
-cases = pytest.mark.parametrize("case", FAMILY)
 IDS = some_ids(2, 11)
 
 
-@cases
+@cases()
 def test_shapes_of_outputs(case):
     model = model_of(case)
     out = model(IDS, output_hidden_states=True, use_cache=True)
@@ -91,7 +90,7 @@ def test_tied_weights_are_one():
     assert model.lm_head.weight is model.model.embeddings.weight
 
 
-@cases
+@cases()
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_uncertainty_of_every_layer(case, side):
     """The same numbers with and without padding, zeros on it, and gradients."""
@@ -141,7 +140,7 @@ def test_uncertainty_is_the_same_by_token():
     assert model(IDS).log_evidences is None
 
 
-@cases
+@cases()
 def test_half_precision_is_close_and_generates(case):
     model = fresh_model(FAMILY[case])
     wide = model(IDS).logits
@@ -154,7 +153,7 @@ def test_half_precision_is_close_and_generates(case):
     assert found.shape == (2, 11)
 
 
-@cases
+@cases()
 def test_autocast_is_close_and_has_gradients(case):
     model = fresh_model(FAMILY[case]).train()
     with torch.no_grad():
@@ -204,7 +203,7 @@ def test_a_compiled_training_step_is_the_eager_one():
 
 
 @pytest.mark.slow
-@cases
+@cases()
 def test_compiled_training_steps_are_the_eager_ones(case):
     assert_compiled_trains_as_eager(FAMILY[case], "aot_eager")
 

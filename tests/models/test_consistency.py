@@ -8,16 +8,14 @@ import torch.nn.functional as F
 
 from membydesign.models import MemoryCache
 from membydesign.testing import assert_close
-from models.family import FAMILY, model_of, padded_batch, some_ids
+from models.family import FAMILY, KINDS, cases, model_of, padded_batch, some_ids
 
 TOLERANCE = 1e-4
 LENGTHS = (23, 9, 1, 14)
 PROMPTS = [some_ids(n, seed=n) for n in (11, 5, 1)]
-QUICK, LONG = 24, 200
+SHORT, LONG = 24, 200
 EVERY = ["bayesian_layer", *(case for case in FAMILY if "+" in case)]
 """Cases whose generation is long in every run of the tests; the others' is in the slow ones."""
-
-cases = pytest.mark.parametrize("case", FAMILY)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +41,7 @@ def in_pieces(case: str, ids, bounds, mask=None):
     return torch.cat(logits, 1)
 
 
-@cases
+@cases()
 def test_token_by_token_is_the_whole(case):
     ids = some_ids(2, 21)
     whole = model_of(case)(ids).logits
@@ -51,7 +49,7 @@ def test_token_by_token_is_the_whole(case):
     assert_close(in_pieces(case, ids, range(22)), whole, TOLERANCE)
 
 
-@cases
+@cases()
 def test_any_split_is_the_whole(case):
     ids = some_ids(2, 70)
     whole = model_of(case)(ids).logits
@@ -61,7 +59,7 @@ def test_any_split_is_the_whole(case):
         assert_close(in_pieces(case, ids, [0, *cuts.tolist(), 70]), whole, TOLERANCE)
 
 
-@cases
+@cases()
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_is_its_sequences(case, side):
     rows, wanted = separate(case)
@@ -71,7 +69,7 @@ def test_a_padded_batch_is_its_sequences(case, side):
         assert_close(logits[i, mask[i].bool()], row, TOLERANCE)
 
 
-@cases
+@cases()
 @pytest.mark.parametrize("step", [1, 8])
 def test_a_padded_batch_in_pieces_is_its_sequences(case, step):
     """Some sequences are all padding in the first pieces."""
@@ -82,7 +80,7 @@ def test_a_padded_batch_in_pieces_is_its_sequences(case, step):
         assert_close(logits[i, mask[i].bool()], row, TOLERANCE)
 
 
-@cases
+@cases()
 def test_padding_between_turns_is_left_out(case):
     """Each turn of two conversations is padded by itself; the mask of the second turn covers both or itself."""
     model = model_of(case)
@@ -96,7 +94,7 @@ def test_padding_between_turns_is_left_out(case):
             assert_close(logits[i, more_mask[i].bool()], alone, TOLERANCE)
 
 
-@cases
+@cases()
 def test_a_packed_row_is_its_sequences(case):
     rows, wanted = separate(case)
     packed, bounds = torch.cat(rows)[None], F.pad(torch.tensor(LENGTHS).cumsum(0), (1, 0)).int()
@@ -122,7 +120,7 @@ def test_a_packed_row_may_begin_inside_a_document():
     assert_close(found, model(ids, cu_seqlens=torch.tensor([0, 3, 9])).logits, TOLERANCE)
 
 
-@cases
+@cases()
 def test_a_packed_prompt_goes_on_as_a_batch(case):
     model = model_of(case)
     rows = [some_ids(n, seed=n) for n in (6, 2, 9)]
@@ -162,9 +160,9 @@ def assert_every_way_generates_the_same(case: str, tokens: int, tokens_without_c
     assert generated(case, ids, mask, n, use_cache=False).equal(batch[:, :n])
 
 
-@pytest.mark.parametrize("case", [case for case in FAMILY if case not in EVERY])
+@cases([case for case in FAMILY if case not in EVERY], quick=KINDS)
 def test_every_way_generates_the_same_tokens(case):
-    assert_every_way_generates_the_same(case, QUICK, 8)
+    assert_every_way_generates_the_same(case, SHORT, 8)
 
 
 @pytest.mark.slow
@@ -174,6 +172,6 @@ def test_every_way_generates_the_same_200_tokens(case):
 
 
 @pytest.mark.slow
-@cases
+@cases()
 def test_every_way_generates_the_same_200_tokens_also_without_a_cache(case):
     assert_every_way_generates_the_same(case, LONG, LONG)

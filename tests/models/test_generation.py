@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast, pipeline, set_seed
 
 from membydesign.models import MemoryCache
 from membydesign.testing import assert_close
-from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, some_ids
+from models.family import VOCABULARY, cases, fresh_model, model_of, padded_batch, some_ids
 
-cases = pytest.mark.parametrize("case", FAMILY)
 PROMPT = some_ids(2, 6)
 
 
@@ -23,7 +22,7 @@ def generate(case: str, ids=PROMPT, tokens: int = 8, **way):
     return model_of(case).generate(ids, **way)
 
 
-@cases
+@cases()
 def test_beams_are_the_same_with_and_without_a_cache(case):
     beams = {"num_beams": 3, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
     found = generate(case, **beams)
@@ -57,7 +56,7 @@ def test_samples_follow_the_seed():
     assert several[:, :6].equal(PROMPT.repeat_interleave(3, 0))
 
 
-@cases
+@cases()
 def test_a_prompt_may_be_embeddings(case):
     model = model_of(case)
     embedded = model.get_input_embeddings()(PROMPT).detach()
@@ -107,7 +106,7 @@ def test_other_kinds_of_cache_are_refused(kind):
         generate("bayesian_layer", cache_implementation=kind)
 
 
-@cases
+@cases()
 def test_sequences_of_a_cache_are_chosen_and_repeated(case):
     model, ids, more = model_of(case), some_ids(3, 10), some_ids(1, 4, seed=8)
     with torch.no_grad():
@@ -137,7 +136,7 @@ def test_a_cache_is_forgotten_and_moved():
         assert_close(model(PROMPT, past_key_values=memory).logits, wanted, 1e-6)
 
 
-@cases
+@cases()
 def test_a_cache_has_one_size_for_ever_unless_a_layer_says_that_it_grows(case):
     model = model_of(case)
     sizes = []

@@ -8,7 +8,7 @@ import transformers
 from packaging.version import Version
 
 from membydesign.models import MemoryCache
-from models.family import FAMILY, fresh_model, padded_batch, some_ids
+from models.family import FAMILY, KINDS, cases, fresh_model, padded_batch, some_ids
 
 ERRORS = [RuntimeError, KeyboardInterrupt]
 SMALL = ["bayesian_layer", "bayesian_layer+attention", "bayesian_layer+gated_deltanet+mamba2"]
@@ -55,7 +55,7 @@ def places(model):
 
 
 @pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("case", FAMILY)
+@cases(quick=KINDS)
 @torch.no_grad()
 def test_a_token_that_failed_anywhere_is_retried_to_the_same_bits(case, error):
     model, ids = fresh_model(FAMILY[case]), some_ids(2, 9)
@@ -187,7 +187,7 @@ def test_a_change_of_all_layers_takes_effect_in_all_or_none(change, monkeypatch)
     assert cache.layers[0].batch_size == cache.layers[1].batch_size
 
 
-@pytest.mark.parametrize("case", FAMILY)
+@cases(quick=KINDS)
 @torch.no_grad()
 def test_layers_leave_the_belief_that_they_are_passed(case):
     """So a state of several parts (memory, tails of convolutions, keys and values) never changes by halves."""

@@ -5,7 +5,7 @@ import torch
 
 from membydesign.layers import LAYERS
 from membydesign.testing import assert_close
-from models.family import FAMILY, fresh_model, some_ids
+from models.family import FAMILY, KINDS, cases, fresh_model, some_ids
 
 peft = pytest.importorskip("peft")
 IDS = some_ids(2, 9)
@@ -17,10 +17,10 @@ def adapted(layers, **options):
     return peft.get_peft_model(fresh_model(layers), peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@cases(LAYERS, quick=KINDS)
 @pytest.mark.parametrize("where", [{}, {"target_modules": "all-linear"}], ids=["default", "all-linear"])
-def test_every_layer_is_adapted_and_learns(name, where):
-    model = adapted([name] * 2, **where)
+def test_every_layer_is_adapted_and_learns(case, where):
+    model = adapted([case] * 2, **where)
     trained = [key for key, p in model.named_parameters() if p.requires_grad]
     assert all("lora_" in key for key in trained)
     for i in range(2):

@@ -18,9 +18,7 @@ from membydesign.install import portable_install_hint
 from membydesign.layers import LAYERS
 from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM, MemoryModel
 from membydesign.testing import assert_close
-from models.family import FAMILY, fresh_model, model_of, shaken, some_ids, tiny_config
-
-cases = pytest.mark.parametrize("case", FAMILY)
+from models.family import cases, fresh_model, model_of, shaken, some_ids, tiny_config
 
 
 def assert_same_weights(found, wanted):
@@ -34,9 +32,9 @@ def logits_of(model, ids=None):
         return model(some_ids(2, 9) if ids is None else ids).logits
 
 
-@cases
+@cases()
 def test_a_saved_model_comes_back(case, tmp_path):
-    model = model_of(case)
+    model = fresh_model(FAMILY[case])
     model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
     back = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -177,7 +175,7 @@ def test_starting_values_follow_the_seed(name):
             assert 0.8 * 0.02 < value.std() < 1.2 * 0.02, key
 
 
-@cases
+@cases()
 def test_a_configuration_is_json(case, tmp_path):
     config = model_of(case).config
     config.save_pretrained(tmp_path)
@@ -197,7 +195,7 @@ def test_options_of_layers_survive_json(tmp_path):
     assert torch.equal(logits_of(MemoryForCausalLM.from_pretrained(tmp_path)), logits_of(model))
 
 
-@cases
+@cases()
 def test_models_are_copied_and_pickled(case):
     model = model_of(case)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -205,7 +203,7 @@ def test_models_are_copied_and_pickled(case):
         assert next(other.parameters()) is not next(model.parameters())
 
 
-@cases
+@cases()
 def test_a_conversation_goes_on_from_a_saved_cache(case, tmp_path):
     model, ids = model_of(case), some_ids(2, 20)
     with torch.no_grad():
@@ -216,7 +214,7 @@ def test_a_conversation_goes_on_from_a_saved_cache(case, tmp_path):
         assert_close(model(ids[:, 12:], past_key_values=memory).logits, whole[:, 12:], 1e-4)
 
 
-@cases
+@cases()
 def test_a_cache_branches(case):
     """Also one that gradients go through, which tensors by themselves would refuse."""
     model, ids, other = model_of(case), some_ids(2, 12), some_ids(2, 6, seed=9)

@@ -10,9 +10,8 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from membydesign.models import modeling
 from membydesign.testing import assert_close
-from models.family import FAMILY, VOCABULARY, fresh_model, model_of, padded_batch, some_ids
+from models.family import FAMILY, VOCABULARY, cases, fresh_model, model_of, padded_batch, some_ids
 
-cases = pytest.mark.parametrize("case", FAMILY)
 IDS = some_ids(2, 13)
 
 
@@ -54,7 +53,7 @@ def test_the_loss_of_a_padded_batch_is_that_of_its_sequences():
         assert_close(model(ids, mask, labels=labels).loss, alone, 1e-5)
 
 
-@cases
+@cases()
 def test_the_loss_of_a_packed_row_is_that_of_its_documents(case):
     """No target crosses into another document; gradients are the same too."""
     rows = [some_ids(n, seed=n) for n in (9, 1, 5, 14)]
@@ -81,7 +80,7 @@ def test_the_collator_of_transformers_packs():
     assert_close(model(**batch).loss, total_loss(model, rows) / 13, 1e-5)
 
 
-@cases
+@cases()
 def test_gradients_reach_every_parameter(case):
     model = fresh_model(FAMILY[case], tie_word_embeddings=False).train()
     model(IDS, labels=IDS).loss.backward()
@@ -89,7 +88,7 @@ def test_gradients_reach_every_parameter(case):
     assert not still
 
 
-@cases
+@cases()
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_changes_nothing(case, reentrant):
     model = fresh_model(FAMILY[case], mlp_dropout=0.1).train()

@@ -40,7 +40,7 @@ def by_name(monkeypatch):
     monkeypatch.setattr(lock, "_lock", refuse)
 
 
-@pytest.fixture(params=["by the system", "by name"])
+@pytest.fixture(params=["by the system", pytest.param("by name", marks=pytest.mark.slow)])
 def kind(request, monkeypatch):
     if request.param == "by name":
         by_name(monkeypatch)
