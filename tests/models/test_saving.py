@@ -18,7 +18,7 @@ from membydesign.install import portable_install_hint
 from membydesign.layers import LAYERS
 from membydesign.models import MemoryCache, MemoryConfig, MemoryForCausalLM, MemoryModel
 from membydesign.testing import assert_close
-from models.family import cases, fresh_model, model_of, shaken, some_ids, tiny_config
+from models.family import FAMILY, cases, fresh_model, model_of, shaken, some_ids, tiny_config
 
 
 def assert_same_weights(found, wanted):
