@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=float, default=1.05)
     parser.add_argument("--tasks", default=",".join(TASKS), help="some of them, separated by commas")
+    parser.add_argument("--key-sizes", default=",".join(str(size[-1]) for size in SIZES), help="some of them")
     parser.add_argument("--cases", default=",".join((*DESIGNS, LAYER)), help="some of them, separated by commas")
     arguments = parser.parse_args()
     checkouts = [arguments.old.absolute(), arguments.new.absolute()]  # a Python is a link, which is not to be followed
@@ -168,11 +169,11 @@ def main() -> None:
     for name, a, b in zip(("import membydesign after torch", "first filter"), old, new, strict=True):
         print(f"{name:52} {a:10.2f} {b:10.2f} ms {b / a:6.2f}", flush=True)
     versions = [Version(checkout, arguments.threads) for checkout in checkouts]
-    slower = []
+    slower, key_sizes = [], {int(D) for D in arguments.key_sizes.split(",")}
     for task in arguments.tasks.split(","):
         for case in arguments.cases.split(","):
             for size in SIZES:
-                if case == LAYER and size[-1] not in (32, 64):
+                if size[-1] not in key_sizes or (case == LAYER and size[-1] not in (32, 64)):
                     continue
                 request = [case, size, task]
                 medians, relative = ratio(versions, request, arguments.rounds)

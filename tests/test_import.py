@@ -55,7 +55,7 @@ def run(code: str) -> str:
 
 
 def test_torch_alone_is_enough():
-    """With every other installed package blocked, each catalogue design filters and each layer runs."""
+    """With every other package blocked, each catalogue design filters, each layer runs, and a problem is drawn."""
     out = run(
         BLOCKED
         + """
@@ -71,6 +71,10 @@ def test_torch_alone_is_enough():
     for name in mbd.layers.LAYERS:
         y, belief = mbd.make_layer(name, 16, num_heads=2, head_dim=4)(torch.randn(1, 5, 16))
         assert y.shape == (1, 5, 16)
+
+    from membydesign.testing import random_problem
+
+    assert random_problem(mbd.catalogue["kda"]).filter().output.isfinite().all()
     """
     )
     assert len(out.splitlines()) == len(membydesign.catalogue)

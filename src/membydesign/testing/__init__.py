@@ -1,9 +1,16 @@
-"""The contract that every design must pass, oracles and random problems: for our tests and for yours. Needs pytest."""
+"""The contract that every design must pass, oracles and random problems: for our tests and for yours.
+
+Random problems and oracles need torch alone; the contract, which is a class of tests, needs pytest.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from membydesign.testing.closeness import assert_close
-from membydesign.testing.contract import DesignContract, assert_states_close, assert_within_table
 from membydesign.testing.oracles import Conditioned, condition, transition_matrices
 from membydesign.testing.problems import Problem, random_problem, state_after
+
+if TYPE_CHECKING:
+    from membydesign.testing.contract import DesignContract, assert_states_close, assert_within_table
 
 __all__ = [
     "Conditioned",
@@ -17,3 +24,11 @@ __all__ = [
     "state_after",
     "transition_matrices",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from membydesign.testing import contract
+
+    return getattr(contract, name)
