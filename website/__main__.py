@@ -66,8 +66,8 @@ def _with_pages(entries: list) -> list:
         if isinstance(entry, dict):
             result.append({title: _with_pages(below) for title, below in entry.items()})
         elif entry.endswith("/*"):
-            index = f"{entry[:-1]}index.md"
-            result += [name for name in sources.generated() if name.startswith(entry[:-1]) and name != index]
+            names = [name for name in sources.generated() if name.startswith(entry[:-1])]
+            result += [{Path(name).stem.replace("-", " "): name} for name in names if not name.endswith("/index.md")]
         else:
             result.append(entry)
     return result

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from membydesign.reports import record
 from membydesign.reports.comparison import by_claim
+from membydesign.reports.page import share
 from membydesign.reports.page_markdown import plain
 from website import ROOT
 
@@ -20,30 +20,17 @@ if TYPE_CHECKING:
 FOLDER = "results/claims"
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """What the pages say about an experiment beside its record.
-
-    Attributes:
-        page: the page of docs/results about it.
-        share: how much of the paper's training its results had.
-    """
-
-    page: str
-    share: str
-
-
 EXPERIMENTS = {
-    "collision": Experiment("collision", "everything: nothing is trained"),
-    "recall": Experiment("recall", "all of it, three seeds"),
-    "crowding": Experiment("crowding", "all of it, three seeds"),
-    "mqar/base": Experiment("mqar", "2.4 % of the examples, sequences of 64 tokens, width 128 only"),
-    "mqar/update": Experiment("mqar", "1.5 % of the examples, 4 pairs"),
-    "mqar/block": Experiment("mqar", "8 % of the examples, sequences of 64 tokens instead of 128"),
-    "wikitext": Experiment("wikitext", "0.8 % of the tokens, small models"),
-    "retrofit": Experiment("retrofit", "a small world of its own: 4.9 million tokens, 1.4 million weights"),
+    "collision": ("collision", "nothing is trained"),
+    "recall": ("recall", "three seeds"),
+    "crowding": ("crowding", "three seeds"),
+    "mqar/base": ("mqar", "sequences of 64 tokens, width 128 only"),
+    "mqar/update": ("mqar", "sequences of 64 tokens with 4 pairs"),
+    "mqar/block": ("mqar", "sequences of 64 tokens instead of 128"),
+    "wikitext": ("wikitext", "small models"),
+    "retrofit": ("retrofit", "a small world of its own: 4.9 million tokens, 1.4 million weights"),
 }
-"""By the folder below results/."""
+"""The page of docs/results about it and what else differs from the paper, by the folder below results/."""
 
 INDEX = """\
 # Every claim, with its verdict
@@ -60,25 +47,25 @@ of the paper's training a result had.
 def pages() -> dict[str, str]:
     """Return the table of all claims and a page for each."""
     index, written = INDEX, {}
-    for folder, experiment in EXPERIMENTS.items():
+    for folder, (home, _) in EXPERIMENTS.items():
         result = record.read(ROOT / "results" / folder)
         for number, (claim, rows) in enumerate(by_claim(result.comparisons).items(), 1):
             name = f"{folder.replace('/', '-')}-{number}.md"
-            written[f"{FOLDER}/{name}"] = page(folder, experiment, result, claim, rows)
+            written[f"{FOLDER}/{name}"] = page(folder, result, claim, rows)
             verdict = _verdict(result, rows)
-            cells = (f"[{_plain(claim)}]({name})", f"[{folder}](../{experiment.page}.md)", experiment.share, verdict)
+            cells = (f"[{_plain(claim)}]({name})", f"[{folder}](../{home}.md)", _training(folder, result), verdict)
             index += f"| {' | '.join(cells)} |\n"
     return {f"{FOLDER}/index.md": index, **written}
 
 
-def page(folder: str, experiment: Experiment, result: Record, claim: str, rows: Sequence[Check]) -> str:
+def page(folder: str, result: Record, claim: str, rows: Sequence[Check]) -> str:
     """Return the page of one claim: verdict, origin, comparisons and figures."""
     made, home = result.provenance, f"../../../results/{folder}"
     text = f"# {_plain(claim)}\n\n**Verdict: {_verdict(result, rows)}.** {_plain(result.judge.agreeing(rows))}\n\n"
     facts = {
-        "experiment": f"[{_plain(result.title)}](../{experiment.page}.md)",
+        "experiment": f"[{_plain(result.title)}](../{EXPERIMENTS[folder][0]}.md)",
         "preset": f"`{made.preset}`",
-        "the paper's training": experiment.share,
+        "share of the paper's training": _training(folder, result),
         "command": f"`{made.command}`",
         "commit": f"`{made.commit[:12]}`",
         "made with": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
@@ -95,6 +82,11 @@ def page(folder: str, experiment: Experiment, result: Record, claim: str, rows: 
     for caption, path in figures:
         text += f"\n![{_plain(caption)}]({home}/{path.name})\n\n*{_plain(caption)}*\n"
     return text
+
+
+def _training(folder: str, result: Record) -> str:
+    """Say how much of the paper's training a result had, and what else was smaller."""
+    return "; ".join(filter(None, [share(result.training_share), EXPERIMENTS[folder][1]]))
 
 
 def _verdict(result: Record, rows: Sequence[Check]) -> str:
