@@ -136,6 +136,10 @@ class SequenceLayer(nn.Module, ABC):
     def state_size(self) -> LayerStateSize | None:
         """Count the numbers kept per sequence between two tokens; None if the state grows with the sequence."""
 
+    def initial_belief(self) -> LayerBelief | None:
+        """Return the belief of one sequence before its first token; None (the default) if a layer cannot say."""
+        return None
+
     @abstractmethod
     def reset_parameters(self) -> None:
         """Set the starting values of all parameters except weights of `nn.Linear`, `nn.Conv1d` and norms."""
