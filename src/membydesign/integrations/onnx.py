@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from membydesign.filter.kernels import onnx_operator
 from membydesign.install import install_hint
-from membydesign.layers import FilterLayer, LayerBelief, SequenceLayer
+from membydesign.layers import FilterLayer, LayerBelief, SequenceLayer, SoftmaxAttention
 from membydesign.products import full_precision
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Exported(NamedTuple):
         path: the file; weights of large models lie next to it, in `<path>.data`.
         inputs: the names of the inputs: tokens first, then the state.
         outputs: the names of the outputs: results first, then the new state, in the order of the inputs.
-        operators: what runs each layer: "LinearAttention", "Scan", or "attention".
+        operators: what runs each layer: "LinearAttention", "Scan", or "attention" for its matrix products; the class of
+            a layer of your own.
         opset: of the standard operators.
         difference: the largest difference from the model over 7 tokens and 3 decoding steps, relative to the largest
             output; None if ONNX Runtime was not asked.
@@ -145,9 +146,7 @@ def _for_every_row(past: Tensor, tokens: Tensor) -> Tensor:
     # As operators of ONNX, since torch would take the two batches for the same number.
     rows = torch.onnx.ops.symbolic("Shape", (tokens,), {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,))
     shape = torch.cat((rows, torch.ones(past.ndim - 1, dtype=torch.int64)))
-    return torch.onnx.ops.symbolic(
-        "Expand", (past, shape), dtype=past.dtype, shape=(tokens.shape[0], *past.shape[1:])
-    )
+    return torch.onnx.ops.symbolic("Expand", (past, shape), dtype=past.dtype, shape=(tokens.shape[0], *past.shape[1:]))
 
 
 def _traced(graph: _Graph) -> Any:
@@ -184,6 +183,8 @@ def _complete(model: Any, graph: _Graph, operators: dict[str, str]) -> None:
     for value, default in zip(model.graph.inputs[1:], graph.defaults, strict=True):
         value.const_value = ir.tensor(default.numpy(), name=value.name)
         model.graph.register_initializer(value)
+    for node in model.graph.all_nodes():  # stack traces of the code that was traced, with the paths of its files
+        node.metadata_props.clear()
     model.metadata_props["membydesign"] = json.dumps({"layers": operators})
 
 
@@ -228,12 +229,8 @@ def _operator_of(place: str, layer: SequenceLayer) -> str:
             raise ValueError(f"model: expected layers that ONNX can run, got {place}: {support.reason}")
         return support.operator
     if layer.initial_belief() is None:
-        name = type(layer).__name__
-        raise ValueError(
-            f"model: expected layers that ONNX can run, got {place}: {name} has no initial_belief, "
-            "which an exported graph starts from"
-        )
-    return "attention"
+        raise ValueError(f"model: expected layers that ONNX can run, got {place}: {layer.no_initial_belief}")
+    return "attention" if isinstance(layer, SoftmaxAttention) else type(layer).__name__
 
 
 def _initial(layer: SequenceLayer) -> LayerBelief:

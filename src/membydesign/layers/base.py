@@ -116,6 +116,8 @@ class SequenceLayer(nn.Module, ABC):
     """
 
     hidden_size: int
+    no_initial_belief: str = "it does not override initial_belief, which an exported graph starts from"
+    """Why `initial_belief` returns None, if it does."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, and its hooks."""
