@@ -73,6 +73,7 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
     Raises:
         ValueError: for a model with a layer that ONNX cannot run; names the layer, its design and the reason.
         ModuleNotFoundError: if onnx or onnxscript is missing.
+        RuntimeError: if PyTorch is too old.
         ArithmeticError: if the graph does not compute what the model does.
 
     Example:
@@ -80,6 +81,8 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
         >>> export(layer, "layer.onnx").operators  # doctest: +SKIP
         ('LinearAttention',)
     """
+    if not hasattr(torch.onnx, "ops"):
+        raise RuntimeError(f"export needs a newer PyTorch, with torch.onnx.ops, than {torch.__version__}; 2.13 is tested")
     layers = _layers(model)
     operators = tuple(_operator_of(place, layer) for place, layer in layers.items())
     _refuse_weights(model)
@@ -102,7 +105,7 @@ class _Graph(nn.Module):
 
     def __init__(self, model: Any, start: list[LayerBelief]) -> None:
         super().__init__()
-        self.model, self.start = model, start
+        self.model, self.start, self.random = model, start, torch.Generator().manual_seed(0)
         self.of_layer = isinstance(model, SequenceLayer)
         parts = [name if self.of_layer else f"{i}.{name}" for i, b in enumerate(start) for name, _ in b.parts()]
         tokens, result = ("x", "y") if self.of_layer else ("input_ids", "logits")
@@ -117,9 +120,10 @@ class _Graph(nn.Module):
     def tokens(self, B: int, T: int) -> Tensor:
         """Random input of the model."""
         if self.of_layer:
-            return torch.randn(B, T, self.model.hidden_size)
-        return torch.randint(self.model.config.vocab_size, (B, T))
+            return torch.randn(B, T, self.model.hidden_size, generator=self.random)
+        return torch.randint(self.model.config.vocab_size, (B, T), generator=self.random)
 
+    @torch.no_grad()
     def example(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Inputs whose sizes tell every axis apart that may change."""
         beliefs = self(self.tokens(2, 3), tuple(self.defaults))[1:]
@@ -153,7 +157,7 @@ def _traced(graph: _Graph) -> Any:
     """Trace a model with torch.onnx.export; batch, time and the growing axes of states stay open."""
     tokens, past = graph.example()
     dynamic = torch.export.Dim.DYNAMIC
-    grows = [x.shape[1] != default.shape[1] for x, default in zip(past, graph.defaults, strict=True)]
+    grows = [x.shape[1:2] != default.shape[1:2] for x, default in zip(past, graph.defaults, strict=True)]
     shapes = ({0: dynamic, 1: dynamic}, tuple({0: dynamic, 1: dynamic} if more else {0: dynamic} for more in grows))
     with torch.no_grad(), full_precision("cpu"):
         return torch.onnx.export(
@@ -190,7 +194,7 @@ def _complete(model: Any, graph: _Graph, operators: dict[str, str]) -> None:
 
 def _difference(graph: _Graph, path: str | PathLike[str]) -> float:
     """The largest difference between file and model over 7 tokens and 3 decoding steps, relative to the outputs."""
-    import onnxruntime  # pyright: ignore[reportMissingImports]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -277,9 +281,10 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Switch dropout off for as long as the model is traced."""
-    training = model.training
+    training = {module: module.training for module in model.modules()}
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, mode in training.items():
+            module.training = mode
