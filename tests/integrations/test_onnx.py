@@ -219,7 +219,7 @@ def test_a_graph_that_differs_is_not_accepted(tmp_path, monkeypatch):
 
 
 def test_the_page_lists_what_each_design_becomes():
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "export.md").read_text()
     listed = {
         operator: set(line.split("|")[2].replace("`", "").replace(" ", "").split(","))
         for line in page.splitlines()

@@ -109,7 +109,7 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
 def why_not_each(design: Design, D: int = 64, M: int = 64) -> dict[str, str | None]:
     """Every kernel by name, with the reason why it cannot run a design in float32 on a CPU; None if it can.
 
-    Example:
+    Examples:
         >>> why_not_each(catalogue["gated_deltanet"])["torch, dense covariance in chunks"]
         'for Gated DeltaNet, since this kernel propagates a dense covariance'
     """
@@ -125,7 +125,7 @@ def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str
 
 
 def onnx_operator(design: Design, D: int = 64, M: int = 64) -> onnx_support.Support:
-    """Which operator of ONNX runs a design, and why no better one does (docs/export.md).
+    """Which operator of ONNX runs a design, and why no better one does (docs/howto/export.md).
 
     Example:
         >>> onnx_operator(catalogue["kda"]).operator, onnx_operator(catalogue["bayesian_layer"]).operator

@@ -1,4 +1,4 @@
-"""Models and layers as ONNX graphs, for ONNX Runtime (docs/export.md).
+"""Models and layers as ONNX graphs, for ONNX Runtime (docs/howto/export.md).
 
 `export` writes one graph for prefill and decoding: tokens and the state so far go in, results and the new state come
 out, for any batch and any number of tokens. `torch.onnx.export` traces the model itself, so whatever torch computes is
@@ -82,7 +82,7 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
         ('LinearAttention',)
     """
     if not hasattr(torch.onnx, "ops"):
-        raise RuntimeError(f"export needs a newer PyTorch, with torch.onnx.ops, than {torch.__version__}; 2.13 is tested")
+        raise RuntimeError(f"export needs a PyTorch with torch.onnx.ops (2.13 is tested), got {torch.__version__}")
     layers = _layers(model)
     operators = tuple(_operator_of(place, layer) for place, layer in layers.items())
     _refuse_weights(model)
