@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Input:
+class Input(NamedTuple):
     """A tensor that an operator takes.
 
     Attributes:
@@ -40,14 +39,13 @@ class Input:
     name: str
     field: str
     values: Mapping[str, Callable[[Tensor], Tensor]] | None = None
-    on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = dataclasses.field(default_factory=dict)
+    on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType({})
     optional: bool = False
     constant: bool = False
     overwritten: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Output:
+class Output(NamedTuple):
     """A tensor that an operator returns.
 
     Attributes:
