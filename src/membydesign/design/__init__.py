@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.design.catalogue import Catalogue, catalogue
 from membydesign.design.covariance import Covariance, Dense, WholeMatrix
-from membydesign.design.describe import Description
 from membydesign.design.model import DesignModel
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.reset import MeanOnly, PerColumnReset, Reset
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from membydesign.design.categories import CategoricalMemory, Votes
     from membydesign.design.counts import CountMemory, Counts
     from membydesign.design.delta_product import DeltaProduct
+    from membydesign.design.describe import Description
     from membydesign.design.diagonal import Diagonal
     from membydesign.design.explained_alone import EntryBelief, EntryDesign, KalmanLinearAttention, Palimpsa
     from membydesign.design.feedback import KeyFeedback
@@ -143,6 +143,7 @@ _LATER = {
     "categories": ("CategoricalMemory", "Votes"),
     "counts": ("CountMemory", "Counts"),
     "delta_product": ("DeltaProduct",),
+    "describe": ("Description",),
     "diagonal": ("Diagonal",),
     "explained_alone": ("EntryBelief", "EntryDesign", "KalmanLinearAttention", "Palimpsa"),
     "feedback": ("KeyFeedback",),

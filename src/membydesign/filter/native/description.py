@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Input(NamedTuple):
+@dataclass(eq=False)  # not frozen, which would make importing slower
+class Input:
     """A tensor that an operator takes.
 
     Attributes:
@@ -39,13 +40,14 @@ class Input(NamedTuple):
     name: str
     field: str
     values: Mapping[str, Callable[[Tensor], Tensor]] | None = None
-    on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType({})
+    on_request: Mapping[str, Mapping[str, Callable[[Tensor], Tensor]]] = dataclasses.field(default_factory=dict)
     optional: bool = False
     constant: bool = False
     overwritten: bool = False
 
 
-class Output(NamedTuple):
+@dataclass(eq=False)  # not frozen, which would make importing slower
+class Output:
     """A tensor that an operator returns.
 
     Attributes:
