@@ -9,6 +9,8 @@ Weights are stored in float16 and computed with in float32. What the card says o
 the rounding. Nothing is pickled.
 """
 
+# ruff: noqa: E501 - rows of Markdown tables
+
 from __future__ import annotations
 
 import argparse

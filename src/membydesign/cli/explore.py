@@ -1,4 +1,4 @@
-"""`mbd explore`: a page that shows how designs of memory differ, or what a model's memory knows while it reads a text."""
+"""`mbd explore`: a page that shows how designs of memory differ, or what a model's memories know while it reads."""
 
 from __future__ import annotations
 

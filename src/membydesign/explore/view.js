@@ -157,9 +157,11 @@ function arrow(x, y) {
 
 function drawPlanes(all) {
   for (const name of Object.keys(panels)) if (!state.designs.includes(name)) { panels[name].figure.remove(); delete panels[name]; }
+  const figures = state.designs.map((name) => (panels[name] ??= buildPlane(name)).figure);
+  // A figure that is moved in the document loses the pointer that drags its key.
+  if (figures.some((figure, i) => $("planes").children[i] !== figure)) $("planes").replaceChildren(...figures);
   for (const name of state.designs) {
-    const panel = (panels[name] ??= buildPlane(name)), { keys, states } = runs[name], { gain, plane } = states[state.t], n = all[name];
-    $("planes").append(panel.figure); // keeps the order of the designs
+    const panel = panels[name], { keys, states } = runs[name], { gain, plane } = states[state.t], n = all[name];
     const [kx, ky] = keys[B];
     panel.A.setAttribute("d", arrow(1, 0));
     panel.B.setAttribute("d", arrow(kx, ky));
