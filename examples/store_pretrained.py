@@ -28,11 +28,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import characters
 import uncertainty
 
-from membydesign.models import MemoryForCausalLM
+from membydesign.models import MemoryForCausalLM, next_token_losses
 from membydesign.pretrained import PLACE, TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = "model.safetensors"
+STRETCH = 50
+"""Characters that a passage must share with the training text to count as repeated."""
 
 
 def store(model: MemoryForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> MemoryForCausalLM:
@@ -47,6 +49,21 @@ def store(model: MemoryForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     return loaded.eval()
 
 
+def repetitions(seen: str, text: str) -> torch.Tensor:
+    """Return for each character of a text whether the stretch that it ends is also in a text seen before."""
+    known = {seen[i : i + STRETCH] for i in range(len(seen) - STRETCH + 1)}
+    return torch.tensor([text[max(0, i + 1 - STRETCH) : i + 1] in known for i in range(len(text))])
+
+
+@torch.no_grad()
+def loss_where(model: MemoryForCausalLM, tokens: torch.Tensor, chosen: torch.Tensor, length: int = 256) -> float:
+    """Return the mean loss of chosen tokens, in the windows of `characters.held_out_loss`."""
+    kept = len(tokens) // length * length
+    windows = tokens[:kept].view(-1, length)
+    losses = torch.cat([next_token_losses(model, {"input_ids": w}).view(len(w), -1) for w in windows.split(16)])
+    return losses[chosen[:kept].view(-1, length)[:, 1:]].mean().item()
+
+
 def store_characters(trained: Path, folder: Path) -> str:
     """Store the character model; return its card."""
     report = json.loads((trained / "report.json").read_text(encoding="utf-8"))
@@ -57,6 +74,8 @@ def store_characters(trained: Path, folder: Path) -> str:
     tokens = torch.tensor(tokenizer(corpus).input_ids)
     cut = len(tokens) * 19 // 20
     losses = [characters.held_out_loss(each, tokens[cut:], 256) for each in (before, model)]
+    repeated = repetitions(corpus[:cut], corpus[cut:])
+    new = loss_where(model, tokens[cut:], ~repeated)
     start = corpus.index("\n\n", cut) + 2
     text = corpus[start : start + 900]
     (folder / TEXT).write_text(text[: text.rindex("\n") + 1], encoding="utf-8")
@@ -75,6 +94,7 @@ Python's own help text, and writes something like it.
 | training | {report["steps"]} steps of 8 windows of 256 characters, {made["seconds"]:.0f} s with {_threads(report["threads"])}, PyTorch {made["versions"]["torch"]} |
 | data | `pydoc_data.topics` of Python {python}: {len(tokens):,} characters; the last twentieth is held out |
 | held-out loss | **{losses[1]:.4f} nats per character** ({losses[1] / 0.6931471805599453:.3f} bits); {losses[0]:.4f} before weights were rounded to float16 |
+| where nothing is repeated | {new:.4f} nats: Python's help repeats itself, and {100 * repeated.double().mean():.0f} % of the held-out characters end a stretch of {STRETCH} that is also in the training text |
 | files | safetensors in float16 (float32 when loaded), a tokenizer in JSON; nothing is unpickled |
 
 **Limits.** It knows {len(tokenizer)} characters and one text; any other character becomes `<unk>`. Words are mostly English,

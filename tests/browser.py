@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,14 @@ def opened(browser: Any, path: Path, fragment: str = "", **options: Any) -> Iter
 def settle(page: Any) -> None:
     """Wait until what was changed is drawn."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def until(page: Any, condition: str, seconds: float = 10) -> None:
+    """Wait until an expression is true. Playwright's own way needs eval, which the page forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(50)
 
 
 def visit(page: Any, fragment: str) -> None:

@@ -1,11 +1,11 @@
-"""The explorer's page of designs in a real browser: what it shows, how it is moved, what it asks for, how fast it is."""
+"""The explorer's page of designs in a real browser: what it shows, how it moves, what it requests, how fast it is."""
 
 import re
 from urllib.parse import urlencode
 
 import pytest
 
-from browser import cells, chromium, opened, serious, settle, visit
+from browser import cells, chromium, opened, serious, settle, until, visit
 from explorer_reference import DESIGNS, PAPER, expected, random_requests
 from membydesign.explore import page as write_page
 
@@ -61,7 +61,7 @@ def test_dragging_a_key_changes_the_overlap(browser, file):
         settle(page)
         assert page.locator("#rho-value").inner_text() == "0.6"
         assert_shows(page, {**PAPER, "rho": 0.6}, 53)
-        page.wait_for_function("location.hash.includes('rho=0.6')")
+        until(page, "location.hash.includes('rho=0.6')")
         page.mouse.move(middle[0] - 40, middle[1] - 30)  # the button is up
         settle(page)
         assert page.locator("#rho-value").inner_text() == "0.6"
@@ -102,14 +102,7 @@ def test_everything_works_with_the_keyboard(browser, file):
         for _ in range(60):
             page.keyboard.press("Tab")
             stops.append(page.evaluate("document.activeElement.id"))
-        names = [name for name in PAPER] + [
-            "writes",
-            "t",
-            "play",
-            "reset",
-            "story-next",
-            *(f"show-{d}" for d in DESIGNS),
-        ]
+        names = [*PAPER, "writes", "t", "play", "reset", "story-next", *(f"show-{name}" for name in DESIGNS)]
         assert set(names) <= set(stops)
 
 
@@ -123,7 +116,7 @@ def test_the_walk_tells_what_happens(browser, file):
         assert page.locator("#story-next").is_disabled()
         assert "4 of 6. The first write of A. The Bayesian Layer learns it with the gain 0.907" in texts[3]
         assert [text[:6] for text in texts] == [f"{i} of 6" for i in range(1, 7)]
-        page.wait_for_function("document.getElementById('summary').textContent.includes('After 112 of 112 writes')")
+        until(page, "document.getElementById('summary').textContent.includes('After 112 of 112 writes')")
 
 
 def test_the_address_keeps_everything_that_was_set(browser, file):
@@ -132,7 +125,7 @@ def test_the_address_keeps_everything_that_was_set(browser, file):
         page.check("#show-deltanet")
         page.locator("#p0").fill("20")
         page.locator("#t").fill("7")
-        page.wait_for_function("location.hash.includes('t=7')")
+        until(page, "location.hash.includes('t=7')")
         fragment, before = page.evaluate("location.hash"), cells(page, "#numbers")
     with opened(browser, file, fragment.removeprefix("#")) as page:
         assert cells(page, "#numbers") == before
@@ -194,7 +187,7 @@ def test_a_frame_of_dragging_takes_less_than_16_ms(browser, file):
         context.add_init_script(FIRST)
         page = context.new_page()
         page.goto(file.as_uri())
-        page.wait_for_function("window.numbersAt && performance.getEntriesByName('first-contentful-paint').length")
+        until(page, "window.numbersAt && performance.getEntriesByName('first-contentful-paint').length")
         paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
         firsts.append(page.evaluate("numbersAt"))
         context.close()
