@@ -42,11 +42,11 @@ def folder(name: str) -> Path:
     name, root, known = name.removeprefix(PREFIX), source_folder(), names()
     if root is None or not known:
         raise ValueError(
-            f"{PREFIX}{name}: expected a checkout of memory-by-design, which holds the example models in {PLACE}, and "
-            "this copy of the package was not installed from one; clone the repository and name the folder, or train a "
-            "model: python examples/characters.py"
+            f"MODEL: expected a checkout of memory-by-design for {PREFIX + name!r}, since the example models are in its "
+            f"{PLACE}, and this copy of the package was not installed from one; clone the repository and name the folder, "
+            "or train a model: python examples/characters.py"
         )
     if name not in known:
         every = ", ".join(PREFIX + each for each in known)
-        raise ValueError(f"{PREFIX}{name}: expected one of {every}{did_you_mean(name, known)}")
+        raise ValueError(f"MODEL: expected one of {every}, got {PREFIX + name!r}{did_you_mean(name, known)}")
     return root / PLACE / name
