@@ -42,9 +42,9 @@ def folder(name: str) -> Path:
     name, root, known = name.removeprefix(PREFIX), source_folder(), names()
     if root is None or not known:
         raise ValueError(
-            f"MODEL: expected a checkout of memory-by-design for {PREFIX + name!r}, since the example models are in its "
-            f"{PLACE}, and this copy of the package was not installed from one; clone the repository and name the folder, "
-            "or train a model: python examples/characters.py"
+            f"MODEL: expected a checkout of memory-by-design for {PREFIX + name!r}, since example models are in its "
+            f"{PLACE}, and this copy was not installed from one; clone the repository and name the folder, or train a "
+            "model: python examples/characters.py"
         )
     if name not in known:
         every = ", ".join(PREFIX + each for each in known)
