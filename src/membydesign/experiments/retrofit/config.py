@@ -29,7 +29,7 @@ class Pretraining:
         window: L, tokens.
         drill_steps: number of first steps, which are on `RetrofitTexts.drills`.
         initializer_range: standard deviation of starting weights. Small models that start with larger ones learn to
-            recall sooner (docs/mqar.md).
+            recall sooner (results/mqar/NOTES.md).
         embedding_range: that of embeddings.
         seed: of weights and of the order of windows.
     """
