@@ -136,7 +136,7 @@ answers for keys; the layer's variance tells which keys were never written.
 | made by | `python examples/uncertainty.py --seed 0 --out runs/uncertainty`, then `python examples/store_pretrained.py recall runs/uncertainty` |
 | commit | {made["commit"]} |
 | training | 400 steps of 32 sequences, {made["seconds"]:.0f} s with {_threads(report["threads"])}, PyTorch {made["versions"]["torch"]} |
-| data | random sequences of 45 reports about 15 keys, one in five wrong ([how](../../../docs/uncertainty.md)) |
+| data | random sequences of 45 reports about 15 keys, one in five wrong ([how](../../../docs/concepts/uncertainty.md)) |
 | files | safetensors in float16 (float32 when loaded), a tokenizer in JSON; nothing is unpickled |
 
 500 sequences that were used for nothing else, after weights were rounded to float16 (accuracies differ by {gap:.4f} at
