@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from browser import cells, chromium, opened, serious, settle, until, visit
+from membydesign import filter_sequence
 from membydesign.cli.app import app
 from membydesign.explore import text as explore_text
 from membydesign.explore import text_page
@@ -39,8 +40,8 @@ def model():
 @pytest.fixture(scope="module")
 def tokenizer():
     made = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="/"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")  # pyright: ignore
-    made.decoder = decoders.Fuse()  # pyright: ignore
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    made.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="/")
 
 
@@ -89,9 +90,8 @@ def test_a_gain_is_the_share_of_an_error_that_a_write_corrects(reading, model, t
     model(torch.tensor([tokenizer(TEXT).input_ids]))
     hook.remove()
     x, _ = mixer.step_inputs(found[0], None, None)
-    from membydesign import filter_sequence
-
     out = filter_sequence(mixer.design, x.k, x.k, x.v, **x.parameters, return_variance=True)
+    assert out.variance is not None
     gain = out.variance[0, :, :, 0] / x.parameters["write_noise"][0]
     for head in reading.heads[:2]:
         torch.testing.assert_close(head.gain, gain[:, head.head - 1].double(), rtol=1e-4, atol=1e-5)

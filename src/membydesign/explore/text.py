@@ -112,11 +112,12 @@ def read(model: nn.Module, tokenizer: Any, text: str, name: str) -> Reading:
     most = max(1, BYTES // (16 * (rows + 1) + 16))
     ids, shown = ids[:, :most], tokens[:most]
 
-    inputs: dict[int, Tensor] = {}
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given, i=i: inputs.__setitem__(i, given[0]))
-        for i, layer in enumerate(layers)
-    ]
+    received: dict[nn.Module, Tensor] = {}
+
+    def record(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        received[layer] = given[0]
+
+    hooks = [layer.register_forward_pre_hook(record) for layer in layers]
     try:
         logits = model(ids.to(next(model.parameters()).device)).logits
     finally:
@@ -124,7 +125,7 @@ def read(model: nn.Module, tokenizer: Any, text: str, name: str) -> Reading:
             hook.remove()
     log_p = logits[0, :-1].float().log_softmax(-1)
     loss = -log_p.gather(-1, ids[0, 1:, None].to(log_p.device))[:, 0].cpu()
-    heads = [head for i, layer in enumerate(layers) for head in _heads(layer, inputs[i], i + 1)]
+    heads = [head for i, layer in enumerate(layers) for head in _heads(layer, received[layer], i + 1)]
     return Reading(name, shown, len(tokens) - len(shown), torch.cat([torch.full((1,), torch.nan), loss]), heads)
 
 
