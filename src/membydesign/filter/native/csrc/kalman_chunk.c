@@ -206,7 +206,7 @@ static void exit_chunk(const Inputs *x, const Shared *s, const Inside *y, REAL *
   if (!y->X) product(D, D, c, transposed(y->Y, w), view(y->Y, w), P, D, SUBTRACT_UPPER, s->F.panel);
   mirror(P, D);
   if (x->rotates) {
-    turn_memory(&s->F, M, m, 1);
+    turn_memory(&s->F, M, m, m, 1);
     turn_covariance(&s->F, P, 1);
     mirror(P, D); /* symmetric to the last bit */
   }

@@ -207,7 +207,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REA
         REAL *angle = d.angle + (c - 1) * (D / 2);
         turn_angle(&s.F, angle, 1, M + D * m, dM, m);
         turn_angle(&s.F, angle, 2, P + D * D, dP, D);
-        turn_memory(&s.F, dM, m, -1);
+        turn_memory(&s.F, dM, m, m, -1);
         turn_covariance(&s.F, dP, -1);
       }
       condition(x, &s, &y, M, P, first, g);
