@@ -33,7 +33,7 @@ static const Team ALONE = {0, 1, NULL};
 
 /* Wait for all threads of the team; what they wrote before is then seen by all. */
 static void meet(const Team *team) {
-  if (team->size == 1) return;
+  if (!team->place) return;
   Place *place = team->place;
   const int64_t round = __atomic_load_n(&place->round, __ATOMIC_ACQUIRE);
   if (__atomic_add_fetch(&place->arrived, 1, __ATOMIC_ACQ_REL) == team->size) {
