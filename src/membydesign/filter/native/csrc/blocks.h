@@ -140,6 +140,11 @@ INLINE void transpose(REAL *restrict panel, const REAL *from, int64_t ld) {
 static void pack(REAL *restrict panel, View B, int64_t j, int64_t k, int64_t columns) {
   const REAL *from = B.at + j * B.column;
   if (columns < TILE_COLUMNS) memset(panel, 0, k * TILE_COLUMNS * sizeof(REAL));
+  if (B.column == 1 && columns == TILE_COLUMNS) { /* without a call for each row */
+    EACH(l, k) _Pragma("GCC unroll 2") EACH(h, 2)
+      *(vec *)(panel + l * TILE_COLUMNS + h * LANES) = *(const vec *)(from + l * B.row + h * LANES);
+    return;
+  }
   if (B.column == 1) {
     EACH(l, k) memcpy(panel + l * TILE_COLUMNS, from + l * B.row, columns * sizeof(REAL));
     return;

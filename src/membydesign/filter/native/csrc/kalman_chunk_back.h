@@ -47,7 +47,7 @@ static InsideBack inside_back_room(const Inputs *x, REAL **work) {
  * lower triangle with half of its diagonal. */
 static void cholesky_back(const REAL *R, const REAL *dR, REAL *dG, REAL *other, int64_t c, REAL *panel) {
   product(c, c, c, view(dR, c), transposed(R, c), other, c, SET_UPPER, panel);
-  mirror(other, c, &ALONE);
+  mirror(other, c);
   solve_back(R, c, other, c, c, panel);
   EACH(i, c) EACH(j, c) dG[i * c + j] = other[j * c + i] / 2;
   solve_back(R, c, dG, c, c, panel);
@@ -57,20 +57,23 @@ static void cholesky_back(const REAL *R, const REAL *dR, REAL *dG, REAL *other, 
 static void exit_back(const Inputs *x, const Shared *s, InsideBack *e, const REAL *M0, const REAL *P0, REAL *dM, REAL *dP,
                       Range rows) {
   int64_t c = s->F.c, D = x->D, m = x->M, half = D / 2, R = s->F.R;
+  const REAL *f = s->F.f + (c - 1) * R;
   for (int64_t i = rows.start; i < rows.end; i++) {
     e->n[i] = dP[i * D + i] * (R == 1 ? x->rows[i] : 1);
     if (i < half) e->across[i] = 2 * dP[i * D + i + half];
   }
-  fade(dM, dP, s->F.f + (c - 1) * R, R, D, m, rows);
-  for (int64_t i = rows.start; i < rows.end; i++)
+  fade(dP, f, R, D, rows, (Range){0, D});
+  for (int64_t i = rows.start; i < rows.end; i++) {
+    scaled(dM + i * m, f + (R == 1 ? 0 : i), dM + i * m, 1, m);
     e->end[i] = dot(dM + i * m, M0 + i * m, m) + 2 * dot(dP + i * D, P0 + i * D, D);
+  }
 }
 
 /* A group of a chunk anew, and what does not depend on the gradient of the belief at the chunk's end. */
 static void before_walk(const Inputs *x, const Gradients *o, const Shared *s, Inside *y, SharedBack *d, InsideBack *e,
                         const REAL *M0, const REAL *P0, int64_t first, int64_t g) {
   REAL *panel = s->F.panel;
-  condition(x, s, y, M0, P0, first, g, &ALONE, panel);
+  condition(x, NULL, s, y, M0, P0, first, g, &ALONE, panel);
   int64_t c = s->F.c, D = x->D, m = x->M, w = y->width, step = x->H * x->G, at = first * x->G + g;
   const REAL *E = y->Y + D, *W = E + m;
   REAL *dE = e->Y + D, *dW = dE + m;
@@ -142,11 +145,12 @@ static void walk_group(const Inputs *x, const Gradients *o, const Shared *s, con
   product(D, nj, c, transposed(s->kt, D), view(dE + j0, w), dM + j0, m, SUBTRACT, panel);
   product(D, nj, c, transposed(s->qt, D), view(e->o + j0, m), dM + j0, m, ADD, panel);
   meet(team);
+  /* dP += (Kt'U + U'Kt) / 2, which for all rows is added in another order below the diagonal: hence the upper triangle */
   product_upper(team, D, c, transposed(s->kt, D), view(e->U, D), dP, D, 0.5, 1, panel);
   product_upper(team, D, c, transposed(e->U, D), view(s->kt, D), dP, D, 0.5, 1, panel);
   if (o->variance) product_upper(team, D, c, transposed(e->weighted, D), view(s->qt, D), dP, D, 1, 1, panel);
   meet(team);
-  mirror(dP, D, team);
+  if (team->rank == 0) mirror(dP, D);
   meet(team);
 }
 
@@ -254,11 +258,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, con
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, m = x->M, C = x->C, K = (T + C - 1) / C;
   BackRoom mine = {.s = shared_room(x, &work)}, *rooms[TEAM_MOST] = {&mine};
   mine.y = inside_room(x, &work), mine.d = shared_back_room(x, &work), mine.e = inside_back_room(x, &work);
-  if (team->size > 1) {
-    team->place->rooms[team->rank] = &mine;
-    meet(team);
-    EACH(r, team->size) rooms[r] = team->place->rooms[r];
-  }
+  team_rooms(team, &mine, (void **)rooms);
   SharedBack *d = &mine.d;
   const int64_t first_of_head = (head / H) * T * H + head % H;
   for (int64_t last = K - 1; last >= 0; last -= team->size) { /* chunks last, last - 1, …: one for each thread */

@@ -282,11 +282,7 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, con
   mine.d = chunk_back_room(x, &work), mine.dM = take(&work, D * m);
   REAL *dM = o->M + head * D * m;
   const Range columns = part(team, m, TILE_COLUMNS);
-  if (team->size > 1) {
-    team->place->rooms[team->rank] = &mine;
-    meet(team);
-    EACH(r, team->size) rooms[r] = team->place->rooms[r];
-  }
+  team_rooms(team, &mine, (void **)rooms);
   for (int64_t last = K - 1; last >= 0; last -= team->size) { /* chunks last, last - 1, …: one for each thread */
     const int64_t i = last - team->rank, first = ((head / H) * T + i * C) * H + head % H;
     const REAL *M = o->saved + (head * (K + 1) + i) * D * m;

@@ -29,8 +29,6 @@ typedef struct {
   Place *place;
 } Team;
 
-static const Team ALONE = {0, 1, NULL};
-
 /* Wait for all threads of the team; what they wrote before is then seen by all. */
 static void meet(const Team *team) {
   if (!team->place) return;
@@ -49,6 +47,14 @@ static void meet(const Team *team) {
   }
 }
 
+/* All members' rooms, to each of them; of one thread, its own stays the only one. */
+static void team_rooms(const Team *team, void *mine, void **rooms) {
+  if (!team->place) return;
+  team->place->rooms[team->rank] = mine;
+  meet(team);
+  memcpy(rooms, team->place->rooms, team->size * sizeof(void *));
+}
+
 typedef struct {
   int64_t start, end;
 } Range;
@@ -60,18 +66,6 @@ INLINE Range part_of(int64_t n, int64_t grain, int64_t rank, int64_t size) {
 }
 
 INLINE Range part(const Team *team, int64_t n, int64_t grain) { return part_of(n, grain, team->rank, team->size); }
-
-/* `product` into the upper triangle of C [n,n], by the whole team: of each tile of columns, every thread has some rows. */
-static void product_upper(const Team *team, int64_t n, int64_t k, View A, View B, REAL *C, int64_t ld, REAL sign, int added,
-                          REAL *panel) {
-  for (int64_t j = 0; j < n; j += TILE_COLUMNS) {
-    const int64_t columns = least(TILE_COLUMNS, n - j);
-    const Range rows = part(team, j + columns, 6);
-    if (rows.start < rows.end)
-      product(rows.end - rows.start, columns, k, (View){A.at + rows.start * A.row, A.row, A.column},
-              (View){B.at + j * B.column, B.row, B.column}, C + rows.start * ld + j, ld, (Into){sign, added, 0}, panel);
-  }
-}
 
 /* How many threads a head may have: as many as there are parts, or one if it passes over few numbers of memory. */
 INLINE int64_t worth(int64_t numbers, int64_t pieces) { return numbers < WORTH_A_TEAM ? 1 : pieces; }
@@ -99,19 +93,25 @@ INLINE int64_t worth(int64_t numbers, int64_t pieces) { return numbers < WORTH_A
   int64_t missing = 0;                                                                                     \
   const int64_t each = heads && heads <= TEAMS_MOST ? least(least(threads / heads, most), TEAM_MOST) : 1;  \
   const int64_t members = each > 1 ? each : 1;                                                             \
+  int64_t taken = 0; /* heads that threads on their own have taken */                                      \
   Place places[TEAMS_MOST] = {{0}};                                                                        \
   _Pragma("omp parallel num_threads(least(threads, heads * members)) reduction(max : missing)") {          \
     REAL *work = room(elements, &missing);                                                                 \
     const int64_t present = omp_get_num_threads(), me = omp_get_thread_num();                              \
-    if (members == 1 || present < heads * members) { /* or the runtime gave fewer threads than asked for */  \
-      const Team *team = &ALONE;                                                                           \
-      _Pragma("omp for schedule(dynamic, 1)") EACH(head, heads) if (work) { call; }                        \
-    } else {                                                                                               \
-      const int64_t head = me / members;                                                                   \
-      const Team here = {me % members, members, places + head}, *team = &here;                             \
-      if (!work) __atomic_store_n(&here.place->failed, 1, __ATOMIC_RELAXED);                               \
+    const int shared = members > 1 && present >= heads * members; /* the runtime may give fewer than asked for */ \
+    Team team_here = {0, 1, NULL}, *team = &team_here;                                                     \
+    int64_t head = heads;                                                                                  \
+    if (shared) {                                                                                          \
+      team_here = (Team){me % members, members, places + me / members};                                    \
+      if (!work) __atomic_store_n(&team->place->failed, 1, __ATOMIC_RELAXED);                              \
       meet(team);                                                                                          \
-      if (!__atomic_load_n(&here.place->failed, __ATOMIC_RELAXED)) { call; }                               \
+      if (!__atomic_load_n(&team->place->failed, __ATOMIC_RELAXED)) head = me / members;                   \
+    } else if (work) {                                                                                     \
+      head = __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);                                              \
+    }                                                                                                      \
+    while (head < heads) {                                                                                 \
+      call;                                                                                                \
+      head = shared ? heads : __atomic_fetch_add(&taken, 1, __ATOMIC_RELAXED);                             \
     }                                                                                                      \
     free(work);                                                                                            \
   }                                                                                                        \
