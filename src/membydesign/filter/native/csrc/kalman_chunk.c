@@ -170,8 +170,7 @@ static void product_upper(const Team *team, int64_t n, int64_t k, View A, View B
 }
 
 /* R in place of G, unless a variance is more than `sure` times its write noise: by one thread. */
-static void factor(const Inputs *x, const Shared *s, Inside *y, int64_t first, int64_t g) {
-  int64_t c = s->F.c;
+static void factor(const Inputs *x, Inside *y, int64_t c, int64_t first, int64_t g, REAL *panel) {
   REAL *G = y->R;
   y->X = y->P = NULL, y->in_double = 0;
   EACH(t, c) {
@@ -180,7 +179,7 @@ static void factor(const Inputs *x, const Shared *s, Inside *y, int64_t first, i
     y->in_double |= sizeof(REAL) < sizeof(double) && G[t * c + t] > (REAL)x->sure * r2;
   }
   if (y->in_double) return;
-  y->failed = cholesky(G, c, s->F.panel);
+  y->failed = cholesky(G, c, panel);
   EACH(t, c) memset(G + t * c, 0, t * sizeof(REAL));
 }
 
@@ -236,7 +235,7 @@ static void condition(const Inputs *x, const Outputs *o, const Shared *s, Inside
   meet(team);
   product_upper(team, c, D, view(U, D), transposed(s->kt, D), G, c, 1, 1, panel);
   meet(team);
-  if (team->rank == 0) factor(x, s, y, first, g);
+  if (team->rank == 0) factor(x, y, c, first, g, panel);
   look(x, o, s, y, M, P, first, g, team, panel);
   meet(team);
   if (y->in_double) {
