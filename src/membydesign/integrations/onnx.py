@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from membydesign.models import MemoryForCausalLM
 
+__all__ = ["Exported", "export"]
+
 OPSET = 21
 """Of the standard operators: the one that is tested with ONNX Runtime's `LinearAttention`."""
 
