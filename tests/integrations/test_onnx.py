@@ -1,6 +1,7 @@
 """Layers and models as ONNX graphs, run by ONNX Runtime: its operators are the reference from outside."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ class _Unsure(nn.Module):
     """A module of a user's own around a filter."""
 
     def forward(self, q, k, v):
-        options = {"log_decay": -0.1, "process_noise": 0.1, "write_noise": 0.2}
+        options: dict[str, Any] = {"log_decay": -0.1, "process_noise": 0.1, "write_noise": 0.2}
         out = mbd.filter_sequence(
             mbd.catalogue["bayesian_layer"], q, k, v, **options, return_variance=True, return_evidence=True
         )
@@ -107,6 +108,7 @@ def test_torch_exports_a_module_around_a_filter(tmp_path):
     q, k, v = torch.nn.functional.normalize(torch.randn(3, 2, 5, 2, 4), dim=-1)
     dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.onnx.export(_Unsure(), (q, k, v), dynamo=True, dynamic_shapes=[dynamic] * 3, verbose=False)
+    assert program is not None
     program.save(tmp_path / "filter.onnx")
     session = session_of(tmp_path / "filter.onnx")
     inputs = torch.nn.functional.normalize(torch.randn(3, 3, 40, 2, 4), dim=-1)
