@@ -1,4 +1,4 @@
-"""Run checks in two processes that talk by gloo: `launch("checks_of_filters")` runs every `check_…` of that module."""
+"""Run checks in processes that talk by gloo: `launch("checks_of_filters")` runs every `check_…` of that module in two."""
 
 import importlib
 import os
@@ -9,10 +9,9 @@ import traceback
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PROCESSES = 2
 
 
-def launch(module: str) -> dict[str, str]:
+def launch(module: str, processes: int = 2) -> dict[str, str]:
     """Run all checks of a module; return for each "passed", or the traceback of the first process that failed."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {
@@ -23,8 +22,10 @@ def launch(module: str) -> dict[str, str]:
         }
         command = [sys.executable, "-m", "distributed.processes", module, folder]
         started = [
-            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            for rank in range(PROCESSES)
+            subprocess.Popen(
+                [*command, str(rank), str(processes)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            for rank in range(processes)
         ]
         try:
             logs = [process.communicate(timeout=600)[0].decode() for process in started]
@@ -32,19 +33,20 @@ def launch(module: str) -> dict[str, str]:
             for process in started:
                 process.kill()
         results: dict[str, str] = {}
-        for rank in range(PROCESSES):
+        for rank in range(processes):
             for file in sorted(Path(folder).glob(f"*.{rank}")):
                 if results.get(file.stem, "passed") == "passed":
                     results[file.stem] = file.read_text()
-        assert all(process.returncode == 0 for process in started), "\n".join(logs)[-4000:]
+        failed = [result for result in results.values() if result != "passed"]
+        assert all(process.returncode == 0 for process in started), "\n".join([*failed, "\n".join(logs)[-4000:]])
     return results
 
 
-def main(module: str, folder: str, rank: int) -> None:
+def main(module: str, folder: str, rank: int, processes: int) -> None:
     """Run the checks of a module in one of the processes."""
     import torch
 
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=PROCESSES)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=processes)
     checks = vars(importlib.import_module(f"distributed.{module}"))
     for name, check in checks.items():
         if not name.startswith("check_"):
@@ -65,4 +67,4 @@ def main(module: str, folder: str, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
