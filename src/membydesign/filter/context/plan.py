@@ -134,6 +134,13 @@ class Stretch:
         return self.start - max(b for b in self.bounds if b <= self.start) if self.tokens else 0
 
     @property
+    def after(self) -> int:
+        """How many tokens its last sequence has up to the end of this stretch, those of earlier processes included."""
+        if self.bounds is None:
+            return self.end
+        return self.end - max(b for b in self.bounds if b < self.end)
+
+    @property
     def enters(self) -> bool:
         """Whether a belief comes from the process before: always in a batch, whoever holds tokens."""
         return self.rank > 0 if self.bounds is None else self.before > 0
@@ -181,7 +188,7 @@ class Stretch:
             The longer x, and how many tokens are new.
         """
         past = min(n, self.before)
-        following = min(n, self._after_mine()) if self.leaves else 0
+        following = min(n, self.after) if self.leaves else 0
         anchor, exchanged = anchored([x]), []
         at_once = following <= x.shape[1]
         if following and at_once:
@@ -193,12 +200,6 @@ class Stretch:
         if following and not at_once:
             exchanged.append(send([x[:, x.shape[1] - following :]], anchor, self.next, self.group))
         return tied(x, exchanged), past
-
-    def _after_mine(self) -> int:
-        """How many tokens of the last sequence there are up to the end of this stretch."""
-        if self.bounds is None:
-            return self.end
-        return self.end - max(b for b in self.bounds if b < self.end)
 
     def last(self, state: State) -> State:
         """The state of the last process, in every process, with gradients: the belief after the whole sequence."""
