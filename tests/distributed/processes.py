@@ -1,4 +1,4 @@
-"""Run checks in processes that talk by gloo: `launch("checks_of_filters")` runs every `check_…` of that module in two."""
+"""Run checks in processes that talk by gloo: `launch("checks_of_filters")` runs every `check_…` of that module."""
 
 import importlib
 import os

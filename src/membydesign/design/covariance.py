@@ -147,7 +147,7 @@ class Covariance(ABC):
         del kept, drifted, step
         return None
 
-    def passage(self, write: Write) -> Passage | None | str:
+    def passage(self, write: Write) -> Passage | str | None:
         """How what is kept passes a stretch of tokens; None if nothing is kept; or why it cannot (the default).
 
         The reason follows "for Title, ".

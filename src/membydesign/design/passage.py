@@ -1,4 +1,4 @@
-r"""How a belief passes a stretch of tokens, whatever it was at the start: maps of constant size, for context parallelism.
+r"""How a belief passes a stretch of tokens, whatever it was at the start: maps of constant size.
 
 A process that holds tokens from the middle of a sequence does not know the belief that they start from. For many
 designs it can still say what they will do to it. The maps below come out of the filter itself, run on probes, so that
@@ -73,9 +73,7 @@ class CovarianceMap(Passage):
         observed: whether writes observe memory; additive writes tell nothing about what it held.
     """
 
-    def __init__(
-        self, scale: Callable[[Mapping[str, Tensor]], Tensor] | None = None, *, observed: bool = True
-    ) -> None:
+    def __init__(self, scale: Callable[[Mapping[str, Tensor]], Tensor] | None = None, *, observed: bool = True) -> None:
         self.scale, self.observed = scale, observed
 
     def element(self, design: Any, x: Any, start: State, run: Probe) -> Element:
@@ -163,7 +161,7 @@ class MeanMap(Passage):
         axis = parameter.axes.index("M") - len(parameter.axes)
         if self.per_column == "gain":  # each column is a group
             return value.repeat_interleave(1 + D, axis)
-        return torch.cat((value, value.new_zeros(value.movedim(axis, -1).shape[:-1] + (D,)).movedim(-1, axis)), axis)
+        return torch.nn.functional.pad(value.movedim(axis, -1), (0, D)).movedim(-1, axis)
 
     def shapes(self, design: Any, state: State) -> tuple[tuple[int, ...], ...]:
         """F for each group, and B."""
@@ -186,9 +184,7 @@ class FadingSums(Passage):
         parts: the fields of the state that are such sums; None for all.
     """
 
-    def __init__(
-        self, factor: Callable[[Mapping[str, Tensor]], Tensor], parts: tuple[str, ...] | None = None
-    ) -> None:
+    def __init__(self, factor: Callable[[Mapping[str, Tensor]], Tensor], parts: tuple[str, ...] | None = None) -> None:
         self.factor, self.parts = factor, parts
 
     def element(self, design: Any, x: Any, start: State, run: Probe) -> Element:

@@ -235,19 +235,19 @@ def _filter_stretch(
         starts = own.entered_with(entry) if stretch.enters else own.initial
         out = filter_sequence(design, q, k, v, initial=starts, cu_seqlens=bounds, **options, **step_parameters)
     else:
-        out = _without_tokens(design, v, entry if stretch.bounds is None else own.initial, options)
+        out = _empty(design, v, entry if stretch.bounds is None else own.initial, options)
     exchanged = [*exchanged, *context.leave(design, own, out.belief, stretch)]
     return Filtered(*context.tied_results(tuple(out), exchanged))
 
 
-def _without_tokens(design: Design, v: Tensor, state: Any, options: dict[str, Any]) -> Filtered:
-    """The results of a process that holds no tokens."""
+def _empty(design: Design, v: Tensor, state: Any, options: dict[str, Any]) -> Filtered:
+    """Results without tokens, batch entries or heads, with the shapes and types of other processes' results."""
     variance = log_evidence = write_log_evidence = None
-    wide = next(x for _, x in named_tensors(state))
+    wide, lead = next(x for _, x in named_tensors(state)), v.shape[:3]
     if options["return_variance"]:
-        variance = wide.new_zeros(*v.shape[:3], design.gain_groups(v.shape[-1]))
+        variance = wide.new_zeros((*lead, design.gain_groups(v.shape[-1])))
     if options["return_evidence"]:
-        write_log_evidence = wide.new_zeros(v.shape[:3])
+        write_log_evidence = wide.new_zeros(lead)
         log_evidence = wide.new_zeros(len(wide), v.shape[2])
     return Filtered(torch.zeros_like(v), state, variance, log_evidence, write_log_evidence)
 
@@ -268,7 +268,8 @@ def _filter_shards(
     B, _, H, D = q.shape
     sizes = Sizes(B if bounds is None else len(bounds) - 1, H, D, v.shape[-1])
     if own.empty:
-        out = _nothing(design, own, options)
+        empty = _empty(design, own.v, sharded.empty_state(design, own, options["state_dtype"]), options)
+        out = Filtered(*map_state(own.connected, tuple(empty)))
     else:
         own_options = {**options, **own.parameters, "initial": own.state, "cu_seqlens": bounds}
         out = sharded.run(own, lambda: filter_sequence(design, own.q, own.k, own.v, **own_options))
@@ -280,19 +281,6 @@ def _filter_shards(
         None if out.log_evidence is None else whole(out.log_evidence, torch.Size(sizes[:2]), 1),
         None if out.write_log_evidence is None else whole(out.write_log_evidence, lead, 2),
     )
-
-
-def _nothing(design: Design, own: sharded.Shard, options: dict[str, Any]) -> Filtered:
-    """The results of a process without batch entries or heads, with the shapes and types of the others'."""
-    state = sharded.empty_state(design, own, options["state_dtype"])
-    wide, lead = next(x for _, x in named_tensors(state)), own.q.shape[:3]
-    variance = log_evidence = write_log_evidence = None
-    if options["return_variance"]:
-        variance = own.connected(wide.new_zeros((*lead, design.gain_groups(own.v.shape[-1]))))
-    if options["return_evidence"]:
-        write_log_evidence = own.connected(wide.new_zeros(lead))
-        log_evidence = write_log_evidence.sum(1)
-    return Filtered(own.connected(own.v), state, variance, log_evidence, write_log_evidence)
 
 
 def _step_shards(

@@ -178,7 +178,7 @@ class SequenceLayer(nn.Module, ABC):
         stretch: Stretch,
     ) -> int:
         if cu_seqlens is not None:
-            raise ValueError("cu_seqlens: expected None with a stretch, which has the boundaries (Stretch.of), got some")
+            raise ValueError("cu_seqlens: expected None with a stretch, which has the boundaries, got some")
         if x.shape[1] != stretch.tokens:
             raise ValueError(f"x: expected the {stretch.tokens} tokens of the stretch, got shape {list(x.shape)}")
         batch = x.shape[0] if stretch.bounds is None else len(stretch.bounds) - 1

@@ -17,7 +17,7 @@ from membydesign.filter import Stretch
 from membydesign.filter.context.plan import Schedule
 
 if TYPE_CHECKING:
-    from membydesign.models.modeling import MemoryForCausalLM
+    from membydesign.models.modeling import MemoryForCausalLM, MemoryModel
 
 IGNORED = -100
 """The label of a token that is nobody's target."""
@@ -33,10 +33,6 @@ class Split:
     def __deepcopy__(self, _: Any) -> Split:
         """Itself: a copy of a model belongs to the same processes."""
         return self
-
-    def stretch(self, x: Tensor, cu_seqlens: Tensor | None, layers: int) -> Stretch:
-        """The stretch of tokens that x, [B,T,...], has."""
-        return Stretch.of(x, group=self.group, cu_seqlens=cu_seqlens, schedule=self.schedule, layers=layers)
 
 
 def context_parallel(model: MemoryForCausalLM, group: Any = None, schedule: Schedule = "auto") -> MemoryForCausalLM:
@@ -68,6 +64,21 @@ def context_parallel(model: MemoryForCausalLM, group: Any = None, schedule: Sche
             raise ValueError(f"model: expected layers whose tokens can be split, got layer {i} ({name}), {reason}")
     model.model.split = Split(dist.new_group() if group is None else group, schedule)
     return model
+
+
+def stretch_of(
+    model: MemoryModel, x: Tensor | None, stretch: Stretch | None, cu_seqlens: Tensor | None
+) -> Stretch | None:
+    """Which tokens x, ids or embeddings [B,T,...], are: as the caller says, or found out; None for a whole sequence."""
+    if stretch is not None:
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens: expected None with a stretch, which has the boundaries, got some")
+        return stretch
+    split = model.split
+    if split is None or x is None:
+        return None
+    layers = len(model.layers)
+    return Stretch.of(x, group=split.group, cu_seqlens=cu_seqlens, schedule=split.schedule, layers=layers)
 
 
 def refuse_with_stretch(**given: Any) -> None:

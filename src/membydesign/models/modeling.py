@@ -19,7 +19,7 @@ from membydesign.models.arguments import LOSS, check_call
 from membydesign.models.cache import MemoryCache, unchanged_on_error
 from membydesign.models.checkpoint import check_folder
 from membydesign.models.configuration import MemoryConfig
-from membydesign.models.context_parallelism import loss_of_all, refuse_with_stretch
+from membydesign.models.context_parallelism import loss_of_all, refuse_with_stretch, stretch_of
 from membydesign.models.finite import FiniteCheck, named
 from membydesign.models.generation import MemoryGenerationMixin
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
@@ -180,10 +180,10 @@ class MemoryModel(MemoryPreTrainedModel):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"input_ids: expected exactly one of input_ids and inputs_embeds, got {got}")
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.split is not None or stretch is not None:
+        stretch = stretch_of(self, x, stretch, cu_seqlens)
+        if stretch is not None:
             given = {"past_key_values": past_key_values, "use_cache": use_cache, "position_ids": position_ids}
             refuse_with_stretch(**given, attention_mask=attention_mask)
-            stretch = self.split.stretch(x, cu_seqlens, len(self.layers)) if stretch is None else stretch  # pyright: ignore
             attention_mask, cu_seqlens, use_cache = None, None, False
         if x.ndim != 3 or not (x.shape[1] or stretch) or x.shape[2] != self.config.hidden_size:
             if input_ids is not None:
@@ -356,9 +356,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
         """
         cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
         check_call(self, kwargs, LOSS)
-        if stretch is None and self.model.split is not None:
-            x = input_ids if inputs_embeds is None else inputs_embeds
-            stretch = None if x is None else self.model.split.stretch(x, cu_seqlens, len(self.model.layers))
+        stretch = stretch_of(self.model, input_ids if inputs_embeds is None else inputs_embeds, stretch, cu_seqlens)
         if stretch is not None:
             refuse_with_stretch(position_ids=position_ids, logits_to_keep=logits_to_keep if labels is not None else 0)
             cu_seqlens = None

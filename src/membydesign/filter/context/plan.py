@@ -37,7 +37,7 @@ class Stretch:
         group: the processes, in the order of time.
         rank: of this process in the group.
         lengths: how many tokens each process holds.
-        bounds: of sequences packed into the whole row, [N+1]; None for a batch of sequences that are as long as the row.
+        bounds: of sequences packed into the whole row, [N+1]; None for a batch of sequences as long as the row.
         schedule: "scan" if all processes filter at the same time, "pipeline" if each waits for the belief of the one
             before, "auto" for what should take less time with this number of processes.
         layers: how many filters follow one another in a forward pass, which a pipeline overlaps.
@@ -171,9 +171,7 @@ class Stretch:
         starts = accumulate(self.lengths, initial=0)
         first = self.start - self.before
         return [
-            r
-            for r, start in enumerate(starts)
-            if r < self.rank and self.lengths[r] and start + self.lengths[r] > first
+            r for r, start in enumerate(starts) if r < self.rank and self.lengths[r] and start + self.lengths[r] > first
         ]
 
     def own(self, states: State) -> State:
@@ -221,4 +219,3 @@ class Stretch:
             return self.schedule == "scan"
         cost = COST_OF_SCAN["covariance" if len(passages) > 1 else "mean"]
         return cost < (self.layers + self.size - 1) / self.layers
-

@@ -114,7 +114,7 @@ def enter(design: Design, own: Own, stretch: Stretch, backend: str) -> tuple[Sta
 
 
 def leave(design: Design, own: Own, state: State, stretch: Stretch) -> list[Tensor]:
-    """Hand the state after the last token to the next process, if it waits for it; what results must be tied to that."""
+    """Hand the state after the last token to the next process, if that waits for it; return what to tie results to."""
     if not stretch.leaves or stretch.scans(design):
         return []
     last = state if stretch.bounds is None else _one(state, -1)
@@ -127,15 +127,16 @@ def _scan(design: Design, own: Own, first: State, stretch: Stretch, backend: str
     assert not isinstance(passages, str)
     # probes may need what the backend that the user named cannot run, such as float64
     run = _Probe(backend if backend in ("auto", "torch") else "auto")
-    one = first if stretch.tokens or stretch.bounds is None else map_state(lambda s: s.new_zeros(1, *s.shape[1:]), first)
-    entry, exchanged = map_state(lambda s: s.double(), one), []
+    if stretch.bounds is not None and not stretch.tokens:  # part of no sequence, but it takes part in exchanges
+        first = map_state(lambda s: s.new_zeros(1, *s.shape[1:]), first)
+    entry, exchanged = map_state(lambda s: s.double(), first), []
     for passage in passages:
         known = map_state(lambda s: s.to(own.dtype), entry)
         if stretch.leaves and stretch.tokens:
             element = passage.element(design, own.last_piece, own.entry_of_last(known), run)
         else:
             zero = own.x.q.new_zeros((), dtype=torch.float64)
-            element = tuple(zero.expand(shape) for shape in passage.shapes(design, one))
+            element = tuple(zero.expand(shape) for shape in passage.shapes(design, first))
         # each exchange follows the one before it also where its own part does not depend on that
         parts = [tied(element[0].double(), exchanged), *(e.double() for e in element[1:])]
         every = gather(parts, own.anchor, stretch.group)
