@@ -269,7 +269,7 @@ def _filter_shards(
     sizes = Sizes(B if bounds is None else len(bounds) - 1, H, D, v.shape[-1])
     if own.empty:
         empty = _empty(design, own.v, sharded.empty_state(design, own, options["state_dtype"]), options)
-        out = Filtered(*map_state(own.connected, tuple(empty)))
+        out = map_state(own.connected, empty)
     else:
         own_options = {**options, **own.parameters, "initial": own.state, "cu_seqlens": bounds}
         out = sharded.run(own, lambda: filter_sequence(design, own.q, own.k, own.v, **own_options))
