@@ -25,6 +25,9 @@ from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import recurrence as native_recurrence
 from membydesign.filter.native import step as native_step
+from membydesign.filter.onnx import linear_attention as onnx_linear_attention
+from membydesign.filter.onnx import scan as onnx_scan
+from membydesign.filter.onnx import support as onnx_support
 from membydesign.filter.packing import run_packed
 from membydesign.filter.scaled import Scaled
 from membydesign.filter.torch import additive, dense, forgetting, hidden_markov, recurrence, two_pass
@@ -69,11 +72,13 @@ def candidates(design: Design) -> tuple[Kernel, ...]:
 
 
 def choose(design: Design, request: Request, method: str) -> Kernel:
-    """The kernel that runs a request.
+    """The kernel that runs a request; an operator of ONNX, whatever the user named, while `torch.onnx.export` traces.
 
     Raises:
         ValueError: if no kernel of the backend that the user named can run it, with each one's reason.
     """
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return onnx_scan if onnx_linear_attention.why_not(design, request) else onnx_linear_attention
     if method == "recurrent":
         return loop
     reasons = []
@@ -104,7 +109,7 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
 def why_not_each(design: Design, D: int = 64, M: int = 64) -> dict[str, str | None]:
     """Every kernel by name, with the reason why it cannot run a design in float32 on a CPU; None if it can.
 
-    Example:
+    Examples:
         >>> why_not_each(catalogue["gated_deltanet"])["torch, dense covariance in chunks"]
         'for Gated DeltaNet, since this kernel propagates a dense covariance'
     """
@@ -117,6 +122,16 @@ def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str
     x = _sample(design, D, M).x
     native = native_step.why_not(design) or build.why_not(native_step.SOURCE, x.q)
     return {native_step.NAME: native, triton.STEP_NAME: triton.why_not_step(design, x), loop.STEP_NAME: None}
+
+
+def onnx_operator(design: Design, D: int = 64, M: int = 64) -> onnx_support.Support:
+    """Which operator of ONNX runs a design, and why no better one does (docs/howto/export.md).
+
+    Example:
+        >>> onnx_operator(catalogue["kda"]).operator, onnx_operator(catalogue["bayesian_layer"]).operator
+        ('LinearAttention', 'Scan')
+    """
+    return onnx_support.support(design, _sample(design, D, M))
 
 
 def _sample(design: Design, D: int, M: int) -> Request:

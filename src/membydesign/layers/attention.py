@@ -54,7 +54,7 @@ class SoftmaxAttention(SequenceLayer):
         num_key_heads: heads of keys and values, each shared by H/num_key_heads heads of queries; default H.
         rope_theta: θ; None for no positions.
 
-    Example:
+    Examples:
         >>> layer = SoftmaxAttention(64, num_heads=4, head_dim=16, num_key_heads=2)
         >>> y, belief = layer(torch.randn(3, 100, 64))
         >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)
@@ -104,6 +104,11 @@ class SoftmaxAttention(SequenceLayer):
 
     def why_not_split(self) -> None:
         """None: the keys and values of earlier tokens come from the processes that hold them."""
+
+    def initial_belief(self) -> AttentionBelief:
+        """Return no key and no value, for one sequence."""
+        nothing = self.k_proj.weight.new_zeros(1, 0, self.num_key_heads, self.head_dim)
+        return AttentionBelief(nothing, nothing)
 
     def forward(
         self,

@@ -129,13 +129,15 @@ class Hyena(SequenceLayer):
 
     Filters start as in the code of the Zoology benchmark; more bands and higher frequencies give rougher ones.
 
-    Example:
+    Examples:
         >>> layer = Hyena(64, max_length=128)
         >>> y, belief = layer(torch.randn(3, 100, 64))
         >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)
         >>> [history.shape for history in belief.histories]
         [torch.Size([3, 101, 64]), torch.Size([3, 101, 64])]
     """
+
+    no_initial_belief = "its Fourier transforms have a size that follows from the number of tokens, which a graph fixes"
 
     def __init__(
         self,

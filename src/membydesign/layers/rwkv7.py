@@ -96,7 +96,7 @@ class RWKV7(FilterLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> layer = RWKV7(128, num_heads=4, head_dim=32, value_dim=64)
         >>> y, belief = layer(torch.randn(3, 100, 128))
         >>> y_next, belief = layer(torch.randn(3, 1, 128), belief)
@@ -167,6 +167,10 @@ class RWKV7(FilterLayer):
     def tail_size(self) -> int:
         """Elements of the last token."""
         return self.hidden_size
+
+    def _initial_tails(self, like: Tensor) -> tuple[Tensor, ...]:
+        """A token of zeros."""
+        return (like.new_zeros(1, 1, self.hidden_size),)
 
     def forward(
         self,
