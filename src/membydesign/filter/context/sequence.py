@@ -126,7 +126,7 @@ def _scan(design: Design, own: Own, first: State, stretch: Stretch, backend: str
     passages = design.passages()
     assert not isinstance(passages, str)
     # probes may need what the backend that the user named cannot run, such as float64
-    run = _Probe(backend if backend in ("auto", "torch") else "auto")
+    run = Probe(backend if backend in ("auto", "torch") else "auto")
     if stretch.bounds is not None and not stretch.tokens:  # part of no sequence, but it takes part in exchanges
         first = map_state(lambda s: s.new_zeros(1, *s.shape[1:]), first)
     entry, exchanged = map_state(lambda s: s.double(), first), []
@@ -147,7 +147,7 @@ def _scan(design: Design, own: Own, first: State, stretch: Stretch, backend: str
     return map_state(lambda s: s.to(own.dtype), entry), exchanged
 
 
-class _Probe:
+class Probe:
     """Runs a filter without checks of its results, which are not the user's."""
 
     def __init__(self, backend: str) -> None:
