@@ -19,6 +19,7 @@ LAYERS = ["bayesian_layer", "attention", "gated_deltanet"]
 
 
 def new_model() -> MemoryForCausalLM:
+    """The same weights in every process."""
     torch.manual_seed(0)
     return MemoryForCausalLM(MemoryConfig(vocab_size=64, hidden_size=32, num_heads=2, head_dim=16, layers=LAYERS))
 
@@ -43,6 +44,7 @@ def trained(model: torch.nn.Module, steps: int, tokens: int, own: slice) -> list
 
 
 def main() -> None:
+    """Train in all processes, then in the first alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=512, help="length of the whole sequence")
     parser.add_argument("--steps", type=int, default=5, help="optimiser steps")

@@ -154,6 +154,7 @@ class Probe:
         self.backend = backend
 
     def __call__(self, design: Design, x: Inputs, initial: State) -> Run:
+        """Filter one batch."""
         request = Request(x, initial, x.q.dtype, self.backend)
         (run,) = run_all(design, request, choose(design, request, "chunk"))
         return run
