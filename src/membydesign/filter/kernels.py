@@ -3,16 +3,17 @@
 A kernel is a module with `NAME`, `BACKEND`, `why_not(design, request)`, which returns None or the reason why it cannot
 run, and `run(design, request)`. Reasons follow `expected another backend …` in an error message. A kernel that looks by
 itself whether the state which it returns has a flaw, and then returns a negative precision, has `CHECKS_STATE = True`.
-One may have `passes_on(design)`: whether its output or state is not finite if q, k or v is not, wherever that may be.
+One that filters packed sequences by itself has `run_packed`. One may have `passes_on(design)`: whether its output or
+state is not finite if q, k or v is not, wherever that may be.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
@@ -29,7 +30,6 @@ from membydesign.filter.onnx import linear_attention as onnx_linear_attention
 from membydesign.filter.onnx import scan as onnx_scan
 from membydesign.filter.onnx import support as onnx_support
 from membydesign.filter.packing import run_packed
-from membydesign.filter.scaled import Scaled
 from membydesign.filter.torch import additive, dense, forgetting, hidden_markov, recurrence, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
@@ -60,15 +60,21 @@ KERNELS: tuple[Kernel, ...] = (
     hidden_markov,
     loop,
 )
-SCALED: tuple[Kernel, ...] = (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
-"""For designs with an unknown scale: the kernels of what they wrap."""
 
 BACKENDS = ("auto", "torch", "native", "triton", "fla")
 
 
 def candidates(design: Design) -> tuple[Kernel, ...]:
     """The kernels that may run a design, in order of preference."""
-    return SCALED if isinstance(design, UnknownScale) else KERNELS
+    return KERNELS if design.wrapped is None else _of_wrapped()
+
+
+@functools.cache
+def _of_wrapped() -> tuple[Kernel, ...]:
+    """For designs that wrap another: the kernels of the other, followed by what this one adds."""
+    from membydesign.filter.scaled import Scaled
+
+    return (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
 
 
 def choose(design: Design, request: Request, method: str) -> Kernel:
@@ -101,7 +107,7 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
         request = request.map(readable.settled)
     if request.bounds is None or kernel is fla:
         return [kernel.run(design, request)]
-    if isinstance(kernel, Scaled):
+    if hasattr(kernel, "run_packed"):
         return kernel.run_packed(design, request)
     return run_packed(design, request, kernel.run, pad=kernel is not loop)
 
