@@ -241,7 +241,8 @@ class RWKV7(FilterLayer):
         """Normalise each head, add the bonus, gate, and project back to the width."""
         bonus, x_g, _ = inputs.aside
         y = y.to(bonus.dtype)
-        y = self.o_norm(y.flatten(0, 1).flatten(1)).unflatten(0, x.shape[:2]) + bonus.flatten(-2)
+        y = self.o_norm(y.flatten(0, 1).flatten(1)).view(*x.shape[:2], self.num_heads * self.value_dim)
+        y = y + bonus.flatten(-2)
         return self.o_proj(y * self.gate(x_g))
 
     def _heads(self, y: Tensor) -> Tensor:
