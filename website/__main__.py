@@ -32,7 +32,7 @@ def main() -> int:
     (SOURCES / "mkdocs.yml").write_text(configuration(versioned=bool(arguments.version)), encoding="utf-8")
     if not build():
         return 1
-    finish(SOURCES / "site")
+    finish(SOURCES / "site", arguments.version)
     found = links.problems(SOURCES / "site")
     for problem in found:
         print(problem, file=sys.stderr)
@@ -86,13 +86,14 @@ def build() -> bool:
     return not done.returncode
 
 
-def finish(site: Path) -> None:
-    """Render formulas, and serve every script from the site itself."""
+def finish(site: Path, version: str) -> None:
+    """Render formulas, serve every script from the site itself, and say the version that its menu shows."""
     (site / "404.html").unlink()  # its links would be those of a site at the root of a host
     for path in site.rglob("*.html"):
         depth = len(path.relative_to(site).parents) - 1
         text = mathematics.render(path.read_text(encoding="utf-8"))
         text = text.replace("https://unpkg.com/iframe-worker/shim", f"{'../' * depth}theme/file-worker.js")
+        text = text.replace('"select.version":"Select version"', f'"select.version":"{version}: select a version"')
         path.write_text(text, encoding="utf-8")
 
 
