@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= runs/collision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup reproduce bench test test-slow fuzz sanitize kernels explorer lint format resolve lock package wheel
+.PHONY: help setup reproduce bench test test-slow docs fuzz sanitize kernels explorer lint format resolve lock package wheel
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -46,6 +46,13 @@ test: .venv/ready  ## run the tests, without the slow ones
 
 test-slow: .venv/evaluation  ## run the slow tests
 	$(BIN)/python -m pytest -q -n 2 -m slow
+
+.venv/docs: .venv/command
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(if $(wildcard .venv/ready),.venv/ready,.venv/docs)  ## build the documentation into site/ and check it (seconds; VERSION=1.2.3: into site/1.2.3/)
+	$(BIN)/python -m website $(if $(VERSION),--version $(VERSION))
 
 fuzz: .venv/ready  ## compare 20,000 random filters with a reference written from the mathematics (ARGS="--seconds 60", CASE=seed:number)
 	PYTHONPATH=tests:benchmarks $(BIN)/python -m fuzzing $(if $(CASE),--case $(CASE)) $(ARGS)

@@ -1,4 +1,4 @@
-"""Put compiled code into the wheel if the environment variable MEMBYDESIGN_PREBUILT=1 says so (docs/releasing.md).
+"""Put compiled code into the wheel if the environment has MEMBYDESIGN_PREBUILT=1 (docs/internals/releasing.md).
 
 Otherwise the wheel is pure Python with C sources, for every platform.
 """

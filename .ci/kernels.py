@@ -2,7 +2,7 @@
 
     .venv/bin/python .ci/kernels.py                                what `make kernels` runs: three versions
     .venv/bin/python .ci/kernels.py --quick                        one size for H100 with each of them, a minute
-    .venv/bin/python .ci/kernels.py --table 3.5.1 3.6.0 3.7.1 3.9.0    the table of docs/gpu.md
+    .venv/bin/python .ci/kernels.py --table 3.5.1 3.6.0 3.7.1 3.9.0    the table of docs/internals/gpu.md
 
 Without arguments: all kernels with the Triton in this environment, which is the one that the pinned torch brings with
 CUDA, and the largest variant of each with the oldest and the newest. Other versions are installed beside this

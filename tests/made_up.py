@@ -41,6 +41,7 @@ def outcome(ours: float = 0.43) -> record.Outcome:
                 f"Table {TRICKY}", ["name", "n|m", "loss"], [[TRICKY, 16, 1.23456], ["<i>", 8, float("inf")]], "*Note*."
             )
         ],
+        training_share=0.024,
     )
 
 

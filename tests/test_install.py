@@ -63,7 +63,7 @@ def test_a_checkout_that_is_not_installed_names_itself(monkeypatch):
 def test_no_message_or_page_recommends_a_package_that_is_not_published():
     folders = (ROOT / "src", ROOT / "docs", ROOT / "examples", ROOT / "benchmarks")
     pages = [*ROOT.glob("*.md"), *(file for folder in folders for file in folder.rglob("*"))]
-    assert {ROOT / "README.md", ROOT / "docs/models.md", Path(install.__file__)} <= set(pages)
+    assert {ROOT / "README.md", ROOT / "docs/howto/models.md", Path(install.__file__)} <= set(pages)
     recommended = re.compile(r"""pip install\s+["']?memory-by-design""")
     wrong = [
         str(page.relative_to(ROOT))

@@ -9,6 +9,6 @@ sections  what can be chosen with --only                 choices   the table beh
 page      tables and JSON                                accuracy  float32 against float64, on hard streams
 run       runs sections and shows the results            text      tokens per second, compared with plain Python
 child     starts modules in fresh processes              models    training and decoding of whole models
-roofline  estimates for GPUs (docs/roofline.md)          steps     training steps of recall and MQAR
+roofline  estimates for GPUs (docs/internals/roofline.md)          steps     training steps of recall and MQAR
                                                          generation  answers with and without the cache
 """

@@ -19,8 +19,8 @@ CHUNK = 64
 def chunk_operations(D: int, M: int, C: int) -> float:
     r"""Useful operations (additions and multiplications) of the dense filter: one head, one chunk of C tokens, forward.
 
-    In the letters of docs/chunk-form.md, a product of n×m by m×p being 2nmp operations, and half of that where only one
-    triangle of it is read:
+    In the letters of docs/internals/chunk-form.md, a product of n×m by m×p being 2nmp operations, and half of that
+    where only one triangle of it is read:
 
         K̃P₀, XᵀX                                          4 C D²
         K̃M₀, XᵀE, Q̃M₀                                    6 C D M

@@ -2,7 +2,7 @@ r"""How long the dense filter would take on a GPU: estimates, and limits from co
 
     PYTHONPATH=benchmarks python -m membydesign_bench.roofline docs/figures/roofline.png
 
-prints the tables of docs/roofline.md and draws its figure.
+prints the tables of docs/internals/roofline.md and draws its figure.
 
 `ESTIMATES` are times of the kernels as they were, from a model of the pipeline of a multiprocessor. The rest are
 limits: time is at least operations / rate and at least bytes / bandwidth, for one token of one head with M = D. A

@@ -56,7 +56,7 @@ def check_whole_number(name: str, value: object, least: int) -> int:
 def did_you_mean(unknown: str, names: Iterable[str]) -> str:
     """Suggest the closest known name, as the ending of an error about an unknown one; empty if none is close.
 
-    Example:
+    Examples:
         >>> did_you_mean("bse", ["base", "update"])
         " (did you mean 'base'?)"
     """

@@ -21,7 +21,7 @@ CHECKOUT = f"/path/to/{NAME}"
 def install_hint(extra: str = "") -> str:
     """Return the command that installs this copy of the package with an extra.
 
-    Example:
+    Examples:
         >>> install_hint("models")  # doctest: +SKIP
         "pip install '/home/me/memory-by-design[models]'"
     """

@@ -111,7 +111,7 @@ def steady_gain_fast_drift(process_noise: float, write_noise: float) -> float:
     r"""The limit of `steady_gain` for $\ell^2 \gg r^2$: $1 - r^2/\ell^2$, near-full replacement.
 
     The paper prints $1 - r^2/(2\ell^2)$. Expanding the root gives $\bar\sigma_\infty^2 = \ell^2 + r^2 + O(r^4/\ell^2)$
-    and with it $g^{ss} = 1 - r^2/\ell^2 + O(r^4/\ell^4)$: the factor 2 is a slip (docs/theory.md).
+    and with it $g^{ss} = 1 - r^2/\ell^2 + O(r^4/\ell^4)$: the factor 2 is a slip (docs/concepts/theory.md).
     """
     return 1 - write_noise / process_noise
 

@@ -45,8 +45,8 @@ def test_one_page(results, tmp_path):
     text = (out / "report.md").read_text()
     summary = [line for line in text.splitlines() if line.startswith("| [") and "](#" in line]
     assert summary == [
-        "| [more/two](#more-two) | cpu | **0/2** | **4/6** | 0123456789ab | 1.5 |",
-        "| [one](#one) | cpu | **1/2** | **5/6** | 0123456789ab | 1.5 |",
+        "| [more/two](#more-two) | cpu | 2.4 % | **0/2** | **4/6** | 0123456789ab | 1.50 | — |",
+        "| [one](#one) | cpu | 2.4 % | **1/2** | **5/6** | 0123456789ab | 1.50 | — |",
     ]
     assert (out / "report.html").read_text().count("data:image/png;base64,") == 2
     assert json.loads(mbd(results, "--out", out, "--json").output).keys() == {

@@ -1,4 +1,4 @@
-"""The character model of README, with a handful of steps."""
+"""The character model of docs/start/first-model.md, with a handful of steps."""
 
 import json
 import subprocess

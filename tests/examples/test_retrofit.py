@@ -1,4 +1,4 @@
-"""The measurements of docs/retrofit.md, at a small size."""
+"""The measurements of docs/howto/retrofit.md, at a small size."""
 
 import subprocess
 import sys

@@ -9,6 +9,8 @@ import pytest
 from membydesign.experiments import load
 from membydesign.experiments.shared.addressed_sweep import Choice
 from membydesign.files import to_json
+from membydesign.reports import page, record
+from membydesign.reports.page_markdown import markdown
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -53,6 +55,20 @@ def by_name(runs):
 def test_the_settings_of_an_experiment_are_recognised(name):
     kept, config = settings(RESULTS / name)
     assert json.loads(to_json(asdict(config))) == kept
+
+
+@pytest.mark.parametrize(
+    "name", ["recall", "crowding", "mqar/base", "mqar/update", "mqar/block", "wikitext", "retrofit"]
+)
+def test_the_share_of_the_papers_training_follows_from_the_settings(name):
+    metrics = json.loads((RESULTS / name / "metrics.json").read_text())
+    assert metrics["training_share"] == settings(RESULTS / name)[1].share_of_paper
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("**/report.md")), ids=lambda path: path.parent.name)
+def test_reports_are_those_of_their_results(path):
+    shown = page.result(record.read(path.parent))
+    assert path.read_text(encoding="utf-8") == markdown(shown, path.parent)
 
 
 @pytest.mark.parametrize(

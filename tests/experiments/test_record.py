@@ -1,6 +1,9 @@
 """What a run leaves behind: files that load again, also those of older versions, and pages that say what they hold."""
 
 import json
+import re
+import struct
+from contextlib import suppress
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -14,6 +17,7 @@ from membydesign.reports.comparison import failing
 from membydesign.reports.page_html import html, note
 from membydesign.reports.page_markdown import markdown, plain
 from membydesign.reports.provenance import command
+from membydesign.reports.sessions import Sessions
 
 VOID = {"meta", "img", "br", "hr"}
 
@@ -160,9 +164,12 @@ def test_the_report_of_a_result(folder):
     text = (folder / "report.md").read_text()
     found = rendered(text)
     assert found.of("h1") == [f"Title {TRICKY}"]
-    top = f"1 of 2 claims hold; this does not: {FAILS}"
-    settings = "These are results of the cpu preset, not of the paper preset."
-    assert found.texts[1:3] == [("p", f"{top}. 5 of 6 comparisons agree with the paper. {settings}"), ("strong", top)]
+    held, settings = "1 of 2 claims hold", "These are results of the cpu preset, not of the paper preset."
+    assert found.texts[1:4] == [
+        ("p", f"cpu preset · 2.4 % of the paper's training · {held}"),
+        ("strong", held),
+        ("p", f"This does not: {FAILS}. 5 of 6 comparisons agree with the paper. {settings}"),
+    ]
     assert found.of("h2") == [HOLDS, FAILS, f"Table {TRICKY}", "Notes"]
     assert found.of("code") == [f"mbd reproduce '{TRICKY}'", "k_B < 1"]
     assert [found.values("img", key) for key in ("alt", "src")] == [[f"Caption {TRICKY}"], ["loss%20%28a%29.png"]]
@@ -189,10 +196,10 @@ def test_a_good_result_says_so_and_has_no_failing_claims(tmp_path):
     good = record.Outcome(out.config, out.comparisons[:5], {})
     made = record.Provenance("made-up", "cpu", "mbd", "0123", "today", 1.5, {})
     text = record.write(tmp_path, good, made, "Title", {}).read_text()
-    assert "**1 of 1 claim holds**. 5 of 5 comparisons agree with the paper." in text
+    assert "\n\ncpu preset · **1 of 1 claim holds**\n\n5 of 5 comparisons agree with the paper." in text
     assert "NOT" not in text
     none = record.Outcome(out.config, [], {})
-    assert "no claim was compared.\n" in record.write(tmp_path, none, made, "Title", {}).read_text()
+    assert "cpu preset · no claim was compared\n" in record.write(tmp_path, none, made, "Title", {}).read_text()
 
 
 def test_a_smoke_run_is_no_test_of_the_claims(tmp_path):
@@ -202,10 +209,10 @@ def test_a_smoke_run_is_no_test_of_the_claims(tmp_path):
         assert "smoke: not a test of the claims" in text
         assert not made_up.VERDICT.search(text.replace(HOLDS, ""))
     assert Reader(pages[2]).of("h3")[:2] == [HOLDS, FAILS]
-    assert "| result | preset | claims held |" in pages[1]
-    assert "| smoke | — | — |" in pages[1]
-    assert 'class="bad"' not in pages[2]
-    assert 'class="good"' not in pages[2]
+    assert "| result | preset | of the paper's training | claims held |" in pages[1]
+    assert "| smoke | 2.4 % | — | — |" in pages[1]
+    assert 'class="badge bad"' not in pages[2]
+    assert 'class="badge good"' not in pages[2]
     metrics = json.loads((tmp_path / "smoke" / "metrics.json").read_text())
     assert {row["agrees"] for row in metrics["comparisons"]} == {None}
     assert record.read(tmp_path / "smoke").comparisons == made_up.outcome(-1.0).comparisons
@@ -241,7 +248,9 @@ def test_the_page_in_html(folder, tmp_path):
         assert cell in found.of("td", "th")
     assert found.of("code") == [f"mbd reproduce '{TRICKY}'", "k_B < 1"]
     marks = [a.get("class") for tag, a in found.attributes if tag == "span"]
-    assert marks[:5] == ["bad", "bad", "bad", "good", "bad"]  # the summary's two, then the contents
+    fact, good, bad = "badge", "badge good", "badge bad"
+    assert marks[:7] == [bad, bad, fact, fact, bad, good, bad]  # the summary's two, then the contents
+    assert found.values("img", "width") == []  # the file does not say how many dots an inch has
     links = found.values("a", "href")
     assert [link for link in links if not link.startswith("#")] == ["https://example.org/?a=1&b=2"]
     assert {link[1:] for link in links if link.startswith("#")} == {
@@ -250,6 +259,59 @@ def test_the_page_in_html(folder, tmp_path):
     assert "prefers-color-scheme: dark" in text
     for fetched in ("<script", "<link", "url(", "@import", "srcset", "javascript:"):
         assert fetched not in text
+
+
+def test_figures_have_letters_of_one_size_and_captions_of_one_form(folder):
+    def png(width, height, per_metre):
+        return b"\x89PNG\r\n\x1a\n" + struct.pack(
+            ">I4sIIBBBBBII4sIIBI", 13, b"IHDR", width, height, 8, 2, 0, 0, 0, 0, 9, b"pHYs", per_metre, per_metre, 1, 0
+        )
+
+    figures = {"One: with parts": png(1152, 612, 7087), "Two. And more.": png(1800, 648, 7087), "Three": b"no PNG"}
+    blocks = []
+    for i, (caption, image) in enumerate(figures.items()):
+        (folder / f"{i}.png").write_bytes(image)
+        blocks.append(page.Figure(caption, folder / f"{i}.png"))
+    text = html(blocks)
+    assert Reader(text).values("img", "width") == ["614", "960"]  # 6.4 and 10 inches
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert captions == ["<b>One:</b> with parts.", "<b>Two.</b> And more.", "<b>Three.</b>"]
+
+
+def test_results_say_how_long_all_sessions_and_runs_took(folder):
+    path = folder / "metrics.json"
+    metrics = json.loads(path.read_text())
+
+    def told(**changes):
+        path.write_text(json.dumps({**metrics, "provenance": {**metrics["provenance"], **changes}}))
+        in_markdown, _ = gathered(folder, folder.parent)
+        row = next(line for line in in_markdown.splitlines() if line.startswith("| [made"))
+        facts = next(line for line in in_markdown.splitlines() if line.startswith("- seconds"))
+        return row.split(" | ")[-2:], facts
+
+    assert told() == (["1.50", "— |"], "- seconds: 1.50")
+    assert told(sessions=3) == (["1.50", "— |"], "- seconds: 1.50 in 3 sessions")
+    for i, seconds in enumerate((1000.4, 234)):
+        (folder / "runs" / str(i)).mkdir(parents=True)
+        (folder / "runs" / str(i) / "metrics.json").write_text(json.dumps({"seconds": seconds}))
+    runs = "1,234 in all runs and their sessions"
+    assert told() == (["≥ 1.50", "1,234 |"], f"- seconds: 1.50 in the last session; {runs}")
+    assert told(sessions=1) == (["1.50", "1,234 |"], f"- seconds: 1.50; {runs}")
+
+
+def test_seconds_add_up_over_sessions(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    with suppress(KeyboardInterrupt), Sessions(tmp_path, resume=False):
+        now[0] += 5
+        raise KeyboardInterrupt
+    with Sessions(tmp_path, resume=True) as second:
+        now[0] += 2
+        assert (second.seconds, second.count) == (7, 2)
+    with Sessions(tmp_path, resume=False) as fresh:
+        assert (fresh.seconds, fresh.count) == (0, 1)
+    with Sessions(None, resume=True) as none:
+        assert none.count == 1
 
 
 def test_results_of_one_name_have_anchors_of_their_own(folder):

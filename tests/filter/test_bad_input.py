@@ -339,7 +339,7 @@ def test_variances_are_never_negative(design):
 
 
 def test_the_float32_stall_is_as_documented():
-    """One key, 2,000 writes, no process noise: docs/recurrence.md says what float32 makes of r²/n."""
+    """One key, 2,000 writes, no process noise: docs/concepts/recurrence.md says what float32 makes of r²/n."""
     k = torch.nn.functional.normalize(torch.randn(16, generator=torch.Generator().manual_seed(0)), dim=0)
     k = k.expand(1, 2000, 1, 16)
     design = DENSE.replace(covariance=mbd.Dense(prior=3.0))

@@ -34,8 +34,8 @@ FLOAT64 = 1e-12
 """The same kernels in float64: only the order of sums differs."""
 
 FLOAT32 = {
-    # distance of the float32 kernels from the float64 loop, in units of one plus the largest value; docs/gpu.md has
-    # this table
+    # distance of the float32 kernels from the float64 loop, in units of one plus the largest value; this table
+    # is in docs/internals/gpu.md
     "output": 5e-6,
     "mean": 5e-6,
     "covariance": 2e-6,

@@ -21,7 +21,10 @@ class Known(NamedTuple):
 
 
 def _sure_writes(case: Case, problem: Problem, finding: str) -> bool:
-    """Gradients of writes that are far surer than memory cancel inside a chunk (docs/chunk-form.md, "Sure writes")."""
+    """Gradients of writes that are far surer than memory cancel inside a chunk.
+
+    docs/internals/chunk-form.md describes them under "Sure writes".
+    """
     del problem
     corrects = case.spec.write == "observe"
     sure = case.keys != "usual" or case.noises["write_noise"] != "usual" or case.noises["process_noise"] != "usual"

@@ -1,4 +1,4 @@
-"""`mbd catalogue`: list the designs, describe one, or write docs/catalogue.md."""
+"""`mbd catalogue`: list the designs, describe one, or print them all as Markdown."""
 
 from __future__ import annotations
 
@@ -23,21 +23,13 @@ COLUMNS = (
     Column("state per head", spare=1),
 )
 
-PAGE_HEAD = """\
-# The catalogue
+HEADINGS = tuple(column.heading for column in COLUMNS)
 
-Every row of the paper's Table 1, every ablation, and designs beyond them: covariances that forget, robust writes, an
-unknown scale, [relatives](relatives.md) that others published, and three beliefs that are not Gaussian (counts,
-categories, hidden states; the column "covariance" then names the belief), by name:
-`membydesign.catalogue["gated_deltanet"]`. This page is written by `mbd catalogue --markdown` from the designs
-themselves; `mbd catalogue NAME` shows one of them in a terminal.
-
-The letters: D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance,
-$\\mathbf{A}_t$ transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance.
-
-| name | memory drifts | a write observes | covariance | exactness | state per head |
-|---|---|---|---|---|---|
-"""
+LETTERS = (
+    "D key size, M value size, G noise groups; $\\mathbf{M}_t$ mean, $\\mathbf{P}_t$ covariance, $\\mathbf{A}_t$ "
+    "transition, $\\ell_t^2$ process noise, $r_t^2$ write noise, $\\lambda_t$ prior variance."
+)
+"""The letters of the equations, in Markdown."""
 
 
 def catalogue(
@@ -84,15 +76,7 @@ def catalogue(
     elif markdown:
         print(catalogue_page(), end="")
     else:
-        cells = [
-            [
-                name,
-                *design.assumptions(),
-                design.exactness,
-                design.state_formula(),
-            ]
-            for name, design in rows.items()
-        ]
+        cells = [list(row) for row in table_rows()]
         show_table(
             COLUMNS,
             [Group(cells)],
@@ -132,13 +116,18 @@ def _as_dict(name: str) -> dict[str, Any]:
     }
 
 
+def table_rows() -> list[tuple[str, ...]]:
+    """Return the cells of every design: name, assumptions, exactness and state per head."""
+    return [(name, *design.assumptions(), design.exactness, design.state_formula()) for name, design in rows.items()]
+
+
 def catalogue_page() -> str:
-    """Return docs/catalogue.md, written from the designs themselves."""
-    lines, sections = [], []
+    """Return all designs as one Markdown page, written from the designs themselves."""
+    cells = [f"| [{name}](#{name}) | {' | '.join(others)} |" for name, *others in table_rows()]
+    table = "\n".join([f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS), *cells])
+    sections = []
     for name, design in rows.items():
-        parts = " | ".join(design.assumptions())
-        lines.append(f"| [{name}](#{name}) | {parts} | {design.exactness} | {design.state_formula()} |")
         description = design.describe()
         facts = "\n".join(f"- **{fact}**: {'; '.join(value.splitlines())}" for fact, value in description.facts)
         sections.append(f"## {name}\n\n{description.title}\n\n$$\n{description.latex}\n$$\n\n{facts}\n")
-    return PAGE_HEAD + "\n".join(lines) + "\n\n" + "\n".join(sections)
+    return f"# The catalogue\n\n{LETTERS}\n\n{table}\n\n" + "\n".join(sections)

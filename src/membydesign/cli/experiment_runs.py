@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from membydesign.experiments.shared.run_context import RunContext
 from membydesign.files import read_json, to_json
 from membydesign.reports import record
 from membydesign.reports.provenance import Provenance, commit
+from membydesign.reports.sessions import Sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +72,12 @@ def carry_out(
         return first
     if first and not resume and (out / "runs").exists():  # the others wait for the first before they make anything
         raise fail(f"--out: {out} holds training runs; continue them with --resume, or name another folder")
-    started = time.perf_counter()
     commit()  # cached now, because the checkout may change while the experiment runs
     workers = workers or (1 if launched > 1 or torch.accelerator.is_available() else os.cpu_count() or 1)
     with (
         _owned(out) if job.trains and first else nullcontext(),
         resumable() if job.trains else nullcontext(),
+        Sessions(out if job.trains and first else None, resume=resume) as sessions,
         _Bars(shown=first) as bars,
     ):
         context = RunContext(out, workers, bars.stage, bars.total, bars.watch, data, only_finished)
@@ -89,7 +89,7 @@ def carry_out(
             return False
         bars.stage("figures")
         figures = job.module.plot(outcome, out)
-        provenance = Provenance.now(job.name, job.preset, time.perf_counter() - started)
+        provenance = Provenance.now(job.name, job.preset, sessions.seconds, sessions.count)
         record.write(out, outcome, provenance, job.title, figures)
     return True
 

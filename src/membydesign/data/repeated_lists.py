@@ -29,9 +29,9 @@ class RepeatedWords(SyntheticText):
     """Random word lists, each repeated two, three or four times.
 
     Only memory can predict the repetitions. Short lists need few and recent tokens, which a memory can recall before
-    it has learned what to keep; longer lists need more (docs/retrofit.md). List lengths are log-uniform. Words are
-    drawn uniformly from the distinct words of a corpus; about every fourth entry is a number of up to seven digits
-    instead.
+    it has learned what to keep; longer lists need more (results/retrofit/NOTES.md). List lengths are log-uniform.
+    Words are drawn uniformly from the distinct words of a corpus; about every fourth entry is a number of up to seven
+    digits instead.
 
     Attributes:
         corpus: source of the words.
@@ -39,7 +39,7 @@ class RepeatedWords(SyntheticText):
         words: minimum and maximum list length.
         seed: random seed.
 
-    Example:
+    Examples:
         >>> from membydesign.data.text import PythonHelp
         >>> words = next(RepeatedWords(PythonHelp(), 1, (3, 6)).documents()).split()
         >>> words == 2 * words[: len(words) // 2]

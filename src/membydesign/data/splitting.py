@@ -31,8 +31,9 @@ def articles(pieces: Iterable[str]) -> Iterator[str]:
         pieces: whole files, or single lines as on the Hub. An empty piece is a blank line, because the Hub's copy of
             WikiText has empty rows where the files have " \n".
 
-    >>> list(articles([" \n = A = \n \n It is . \n \n = = B = = \n \n \n = C = \n \n So . \n"]))
-    [' \n = A = \n \n It is . \n \n = = B = = \n \n', ' \n = C = \n \n So . \n']
+    Examples:
+        >>> list(articles([" \n = A = \n \n It is . \n \n = = B = = \n \n \n = C = \n \n So . \n"]))
+        [' \n = A = \n \n It is . \n \n = = B = = \n \n', ' \n = C = \n \n So . \n']
     """
     document: list[str] = []
     lines = _lines(pieces)

@@ -136,7 +136,7 @@ class HubText(Corpus):
 def hub_text(name: str) -> HubText:
     """Parse `hub:DATASET:CONFIG:SPLIT`; the default split is "train".
 
-    Example:
+    Examples:
         >>> hub_text("hub:Salesforce/wikitext:wikitext-103-v1:test").split
         'test'
     """

@@ -59,7 +59,7 @@ class CategoricalMemory(AdditiveDesign):
 
     Step parameters: `log_decay` log δ [B,T,H], at most 0.
 
-    Example:
+    Examples:
         >>> q, k, v = torch.randn(3, 1, 100, 2, 16).softmax(-1).unbind()
         >>> out = filter_sequence(CategoricalMemory(), q, k, v, log_decay=-0.01)
         >>> bool(torch.allclose(out.output.sum(-1), torch.ones(1, 100, 2)))

@@ -62,7 +62,7 @@ class CountMemory(AdditiveDesign):
 
     Step parameters: `log_decay` log δ [B,T,H], at most 0.
 
-    Example:
+    Examples:
         >>> q, k, v = torch.rand(3, 1, 100, 2, 16).unbind()
         >>> out = filter_sequence(CountMemory(), q, k, v, log_decay=-0.01, return_variance=True)
         >>> out.belief.events.shape, out.belief.exposure.shape, out.variance.shape

@@ -70,7 +70,7 @@ class HiddenMarkov(Design):
 
     Step parameters: `log_decay` log a [B,T,H], at most 0.
 
-    Example:
+    Examples:
         >>> design = HiddenMarkov()
         >>> umbrella, none = [0.9, 0.2], [0.1, 0.8]  # their probabilities if it rains and if it does not
         >>> k = torch.tensor([umbrella, umbrella, none]).log()[None, :, None]

@@ -65,7 +65,7 @@ class DesignModel(Design):
     Raises:
         ValueError: for a combination that has no meaning, with the reason.
 
-    Example:
+    Examples:
         >>> design = DesignModel(DampedRotation(noise="real"), ObserveMemory(groups=2), Dense(prior=0.5))
         >>> design.exactness, design.state_size(D=16, M=8)
         ('exact filter', StateSize(mean=128, covariance=512))

@@ -48,7 +48,7 @@ class Stationary(Transition):
     Args:
         drift: how memory moves, $A_t$: any `Transition`. Its own process noise is not used.
 
-    Example:
+    Examples:
         >>> from membydesign import Dense, DesignModel, DiagonalDecay, ObserveMemory
         >>> design = DesignModel(Stationary(DiagonalDecay()), ObserveMemory(), Dense())
         >>> [parameter.name for parameter in design.step_parameters]

@@ -353,7 +353,7 @@ def real_rows(x: Tensor) -> Tensor:
     Returns:
         [..., D], with zeros in the imaginary rows, so that no write observes and no query reads them.
 
-    Example:
+    Examples:
         >>> real_rows(torch.tensor([1.0, 2.0]))
         tensor([1., 0., 2., 0.])
     """

@@ -93,7 +93,7 @@ class UnknownScale(Design):
 
     Step parameters: those of `base`, and `discount`.
 
-    Example:
+    Examples:
         >>> design = UnknownScale(catalogue["bayesian_layer"])
         >>> design.exactness, design.state_size(D=16, M=8)
         ('exact filter', StateSize(mean=128, covariance=258))

@@ -41,8 +41,9 @@ def rarity_threshold(tokens: int) -> int:
     text are rare, because a single occurrence already exceeds the rate. It is not rounded up to 1, which would count
     frequent pairs as rare.
 
-    >>> [rarity_threshold(n) for n in (10**10, 130_000_000, 8_000_000, 7_999_999)]
-    [1250, 16, 1, 0]
+    Examples:
+        >>> [rarity_threshold(n) for n in (10**10, 130_000_000, 8_000_000, 7_999_999)]
+        [1250, 16, 1, 0]
     """
     check_whole_number("tokens", tokens, 1)
     return RARE * tokens // PER_TOKENS

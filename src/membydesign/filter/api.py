@@ -85,7 +85,8 @@ def filter_sequence(
             first derivatives and is mapped by torch.vmap; "torch" has derivatives of any order, and is the default
             where torch.func or forward-mode derivatives need them.
         state_dtype: torch.float64 computes and returns beliefs in float64, for writes so sure (r² far below P) that
-            float32 is too weak; the output keeps the dtype of q, k and v. docs/chunk-form.md has what it costs.
+            float32 is too weak; the output keeps the dtype of q, k and v. docs/internals/chunk-form.md says what it
+            costs.
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
         step_parameters: what the design needs at every token and head, by name: `design.step_parameters` lists names,
@@ -109,7 +110,7 @@ def filter_sequence(
         NotPositiveDefiniteError: if rounding destroyed a covariance; names batch, head, group and position.
         NonFiniteError: if finite inputs overflowed.
 
-    Example:
+    Examples:
         >>> design = DesignModel(Identity(), ObserveMemory(), Dense(prior=3.0))
         >>> q, k, v = torch.randn(3, 2, 100, 4, 16).unbind()
         >>> out = filter_sequence(design, q, k, v, process_noise=0.05, write_noise=0.05, return_variance=True)

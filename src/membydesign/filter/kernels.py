@@ -104,7 +104,7 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
 def why_not_each(design: Design, D: int = 64, M: int = 64) -> dict[str, str | None]:
     """Every kernel by name, with the reason why it cannot run a design in float32 on a CPU; None if it can.
 
-    Example:
+    Examples:
         >>> why_not_each(catalogue["gated_deltanet"])["torch, dense covariance in chunks"]
         'for Gated DeltaNet, since this kernel propagates a dense covariance'
     """

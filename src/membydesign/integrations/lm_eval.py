@@ -6,7 +6,7 @@ from typing import Any
 
 
 def register() -> type[Any]:
-    """Make `hf-accelerated` known to lm-eval, before it starts (docs/evaluation.md); return its class.
+    """Make `hf-accelerated` known to lm-eval, before it starts (docs/howto/evaluation.md); return its class.
 
     It is lm-eval's own `hf`, with `membydesign.integrations.transformers.accelerate` called on the model. A model
     without a layer that it knows is refused.

@@ -50,7 +50,7 @@ class SoftmaxAttention(SequenceLayer):
         num_key_heads: heads of keys and values, each shared by H/num_key_heads heads of queries; default H.
         rope_theta: θ; None for no positions.
 
-    Example:
+    Examples:
         >>> layer = SoftmaxAttention(64, num_heads=4, head_dim=16, num_key_heads=2)
         >>> y, belief = layer(torch.randn(3, 100, 64))
         >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)

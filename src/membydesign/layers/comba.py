@@ -41,7 +41,7 @@ class Comba(ProjectedLayer):
 
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(c) log-uniformly between 0.001 and 0.1, b at 1.
 
-    Example:
+    Examples:
         >>> Comba(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=0, convolution=384)
     """

@@ -34,7 +34,7 @@ class DeltaNet(ProjectedLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> DeltaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=0, convolution=288)
     """

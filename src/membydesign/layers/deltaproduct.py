@@ -43,7 +43,7 @@ class GatedDeltaProduct(FilterLayer):
 
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
-    Example:
+    Examples:
         >>> GatedDeltaProduct(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=0, convolution=672)
     """

@@ -46,7 +46,7 @@ class GatedDeltaNet(ProjectedLayer):
 
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
-    Example:
+    Examples:
         >>> layer = GatedDeltaNet(hidden_size=128, num_heads=4, head_dim=32, value_dim=64)
         >>> layer.state_size()
         LayerStateSize(mean=8192, covariance=0, convolution=1536)

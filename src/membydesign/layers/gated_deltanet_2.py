@@ -41,7 +41,7 @@ class GatedDeltaNet2(ProjectedLayer):
 
     Rates $e^A$ start uniformly between 1 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
-    Example:
+    Examples:
         >>> GatedDeltaNet2(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=0, convolution=288)
     """

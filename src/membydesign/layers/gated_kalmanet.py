@@ -47,7 +47,7 @@ class GatedKalmaNet(ProjectedLayer):
 
     Rates $e^A$ start uniformly between 0.01 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1.
 
-    Example:
+    Examples:
         >>> GatedKalmaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=512, convolution=288)
     """

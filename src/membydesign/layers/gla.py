@@ -37,7 +37,7 @@ class GLA(ProjectedLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> GLA(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=0, convolution=0)
     """

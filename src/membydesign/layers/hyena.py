@@ -129,7 +129,7 @@ class Hyena(SequenceLayer):
 
     Filters start as in the code of the Zoology benchmark; more bands and higher frequencies give rougher ones.
 
-    Example:
+    Examples:
         >>> layer = Hyena(64, max_length=128)
         >>> y, belief = layer(torch.randn(3, 100, 64))
         >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)

@@ -118,7 +118,7 @@ class IsotropicKalmanDelta(_KalmanDelta):
 
     Rates $e^A$ start uniformly between 1 and 16, steps log-uniformly between 0.001 and 0.1, $p_0$ at 1.
 
-    Example:
+    Examples:
         >>> IsotropicKalmanDelta(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=2, convolution=288)
     """
@@ -178,7 +178,7 @@ class DiagonalKalmanDelta(_KalmanDelta):
     Rates $e^A$ start uniformly between 1 and 16, steps log-uniformly between 0.001 and 0.1, $p_0$ at 1, and ω at
     softplus(0) in all rows.
 
-    Example:
+    Examples:
         >>> DiagonalKalmanDelta(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=32, convolution=288)
     """

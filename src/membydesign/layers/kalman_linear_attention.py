@@ -49,7 +49,7 @@ class KLA(FilterLayer):
 
     Steps Δ start log-uniformly between 0.001 and 0.1, rates $e^\ell$ at 1, $p_c$ at 0.01, ρ at −1. There is no norm.
 
-    Example:
+    Examples:
         >>> KLA(hidden_size=64, num_heads=1, head_dim=16).state_size()
         LayerStateSize(mean=2048, covariance=2048, convolution=384)
     """

@@ -37,7 +37,7 @@ class LinearAttention(FilterLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> LinearAttention(hidden_size=64, num_heads=2, head_dim=16).state_size()  # 2 · 16 · (16 + 1)
         LayerStateSize(mean=544, covariance=0, convolution=0)
     """

@@ -46,7 +46,7 @@ class Longhorn(FilterLayer):
     δ has hidden_size/16 channels, rounded up. Gates start at β = 1/2 plus what the input gives, the skip D at 1. There
     is no norm.
 
-    Example:
+    Examples:
         >>> Longhorn(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=2048, covariance=0, convolution=384)
     """

@@ -50,7 +50,7 @@ class Mamba2(FilterLayer):
 
     Rates $e^A$ start at 1, …, H, steps softplus(b) log-uniformly between 0.001 and 0.1, and the skip D at 1.
 
-    Example:
+    Examples:
         >>> Mamba2(hidden_size=128, num_heads=8, head_dim=32).state_size()
         LayerStateSize(mean=8192, covariance=0, convolution=960)
     """

@@ -55,7 +55,7 @@ class MemoryLayer(ProjectedLayer):
     Keys and queries of a design whose `key_bound` is ">= 0" are weights over the D rows (softmax); values of one whose
     `value_bound` is ">= 0" pass through softplus, or whatever its `layer_values` does.
 
-    Example:
+    Examples:
         >>> layer = MemoryLayer("bayesian_layer", hidden_size=64, num_heads=2, head_dim=32)
         >>> y, belief = layer(torch.randn(3, 100, 64))
         >>> y_next, belief = layer(torch.randn(3, 1, 64), belief)

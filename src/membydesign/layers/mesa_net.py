@@ -42,7 +42,7 @@ class MesaNet(ProjectedLayer):
 
     Λ starts at 1.
 
-    Example:
+    Examples:
         >>> MesaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=512, convolution=192)
     """

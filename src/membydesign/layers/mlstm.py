@@ -40,7 +40,7 @@ class MLSTM(FilterLayer):
 
     Input gates start at $e^{-10}$ and forget gates between σ(3) and σ(6), for every token.
 
-    Example:
+    Examples:
         >>> MLSTM(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=34, convolution=0)
     """

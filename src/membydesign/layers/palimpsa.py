@@ -43,7 +43,7 @@ class PalimpsaLayer(ProjectedLayer):
     Rates $e^A$ start uniformly between 0.01 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1, `b_scale`
     and the skip D at 1.
 
-    Example:
+    Examples:
         >>> PalimpsaLayer(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=1024, convolution=384)
     """

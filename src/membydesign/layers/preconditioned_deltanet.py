@@ -44,7 +44,7 @@ class PreconditionedDeltaNet(ProjectedLayer):
     Rates $e^A$ start uniformly between 0 and 16, steps softplus(b) log-uniformly between 0.001 and 0.1, centers ς at
     −0.2.
 
-    Example:
+    Examples:
         >>> PreconditionedDeltaNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=32, convolution=384)
     """

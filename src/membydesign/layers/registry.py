@@ -102,7 +102,7 @@ def register(name: str, layer: Callable[..., SequenceLayer] | Design) -> None:
         layer: a `Design`, which becomes a `MemoryLayer`; or a class or function that takes
             (hidden_size, num_heads, head_dim) and keyword-only options, and returns a `SequenceLayer`.
 
-    Example:
+    Examples:
         >>> register("my_memory", catalogue["bayesian_layer"].replace(covariance=Dense(prior=3.0)))
         >>> make_layer("my_memory", 64, num_heads=2, head_dim=16).state_size().recurrent
         1024
@@ -141,7 +141,7 @@ def make_layer(name: str, hidden_size: int, num_heads: int, head_dim: int, **opt
             `prior`; `process_noise="stationary"` gives it noise that returns memory to that prior. A source may be
             written for JSON as {"learned": 0.05}, {"learned": 1e-5, "floor": 0} or {"gate": 0.5}.
 
-    Example:
+    Examples:
         >>> make_layer("kda_style", 64, num_heads=2, head_dim=16, short_convolution=4).state_size()
         LayerStateSize(mean=512, covariance=0, convolution=288)
     """

@@ -42,7 +42,7 @@ class RetNet(ProjectedLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> RetNet(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=1024, covariance=0, convolution=0)
     """

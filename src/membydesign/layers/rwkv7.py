@@ -95,7 +95,7 @@ class RWKV7(FilterLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> layer = RWKV7(128, num_heads=4, head_dim=32, value_dim=64)
         >>> y, belief = layer(torch.randn(3, 100, 128))
         >>> y_next, belief = layer(torch.randn(3, 1, 128), belief)

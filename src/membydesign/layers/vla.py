@@ -38,7 +38,7 @@ class VariationalLinearAttention(ProjectedLayer):
 
     `FilterLayer` documents the arguments that all layers share.
 
-    Example:
+    Examples:
         >>> VariationalLinearAttention(hidden_size=64, num_heads=2, head_dim=16).state_size()
         LayerStateSize(mean=512, covariance=512, convolution=0)
     """

@@ -88,7 +88,7 @@ class MemoryConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output layer shares the weights of the embedding.
         use_cache: whether to return beliefs, for generation.
 
-    Example:
+    Examples:
         >>> config = MemoryConfig(vocab_size=256, hidden_size=64, layers=["bayesian_layer", "gla_style"])
         >>> config.num_hidden_layers, config.head_dim
         (2, 16)

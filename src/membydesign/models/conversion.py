@@ -193,7 +193,7 @@ class Matched:
 def their_name(ours: str) -> str:
     """What flash-linear-attention calls a parameter of ours.
 
-    Example:
+    Examples:
         >>> their_name("model.layers.3.mixer.q_proj.weight"), their_name("model.layers.3.mixer_norm.weight")
         ('model.layers.3.attn.q_proj.weight', 'model.layers.3.attn_norm.weight')
     """

@@ -104,7 +104,7 @@ def memory_config(options: Mapping[str, Any], ignore: Collection[str] = (), tens
         ignore: names of options not to look at.
         tensors: number of tensors in the checkpoint, if known; a model has at least one for each layer.
 
-    Example:
+    Examples:
         >>> config = memory_config({"model_type": "gated_deltanet", "hidden_size": 64, "num_heads": 2, "head_dim": 24})
         >>> config.layers[0], config.intermediate_size, config.layer_options["gated_deltanet"]["value_dim"]
         ('gated_deltanet', 256, 48)

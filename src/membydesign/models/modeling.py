@@ -288,7 +288,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
     Args:
         config: what it is made of.
 
-    Example:
+    Examples:
         >>> model = MemoryForCausalLM(MemoryConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_heads=2))
         >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, do_sample=False).shape
         torch.Size([1, 7])

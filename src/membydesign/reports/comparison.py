@@ -294,14 +294,18 @@ def claims_held(comparisons: Sequence[Check]) -> str:
     return f"{total - len(failing(comparisons))} of {total} {'claim holds' if total == 1 else 'claims hold'}"
 
 
+def exceptions(comparisons: Sequence[Check]) -> list[str]:
+    """Say which of the tested claims do not hold, and which claims were not tested while others were."""
+    lost, small = failing(comparisons), untested(comparisons)
+    told = [f"{'this does' if len(lost) == 1 else 'these do'} not: {'; '.join(lost)}"] if lost else []
+    if small and len(small) < len(by_claim(comparisons)):
+        told.append(f"{NOT_AT_THIS_SIZE}: {'; '.join(small)}")
+    return told
+
+
 def claims_verdict(comparisons: Sequence[Check]) -> str:
     """Say how many of the tested claims hold, which do not, and which were not tested."""
-    text, lost, small = claims_held(comparisons), failing(comparisons), untested(comparisons)
-    if lost:
-        text += f"; {'this does' if len(lost) == 1 else 'these do'} not: {'; '.join(lost)}"
-    if small and len(small) < len(by_claim(comparisons)):
-        text += f"; {NOT_AT_THIS_SIZE}: {'; '.join(small)}"
-    return text
+    return "; ".join([claims_held(comparisons), *exceptions(comparisons)])
 
 
 def numbers(values: Iterable[float]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from membydesign.reports.comparison import NOT_AT_THIS_SIZE, by_claim, failing, numbers, tested
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from membydesign.reports.comparison import Check, Value
     from membydesign.reports.record import Record, RecordTable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """A verdict, highlighted as good or bad."""
+    """A badge: a verdict that is good or bad, or, where `good` is None, a fact such as the preset."""
 
-    good: bool
+    good: bool | None
     text: str
 
 
@@ -39,6 +39,8 @@ class Code:
 
     text: str
 
+
+TRAINING = "of the paper's training"
 
 Inline = str | Mark | Link | Code
 """A piece of a line; a string is plain text without markup."""
@@ -128,7 +130,9 @@ def result(record: Record, *, level: int = 1, anchor: str = "", folder: str = ""
         folder: its folder, if the page should name it.
     """
     judge = record.judge
-    blocks: list[Block] = [Heading(record.title, level, anchor), Paragraph(_overall(judge, record.comparisons))]
+    blocks: list[Block] = [Heading(record.title, level, anchor), Paragraph(_badges(record))]
+    details = _details(judge, record.comparisons)
+    blocks += [Paragraph([details])] if details else []
     blocks.append(_provenance(record, folder))
     blocks += [Figure(caption, path) for caption, path in record.figures.items()]
     for i, (claim, rows) in enumerate(by_claim(record.comparisons).items()):
@@ -174,7 +178,10 @@ def _claim_anchor(anchor: str, index: int) -> str:
 
 
 def _summary(records: Mapping[str, Record], anchors: Mapping[str, str]) -> Grid:
-    headings = ["result", "preset", "claims held", "comparisons agreeing", "commit", "seconds"]
+    headings = [
+        *("result", "preset", TRAINING, "claims held", "comparisons agreeing"),
+        *("commit", "seconds, all sessions", "seconds in runs"),
+    ]
     rows: list[list[Inline]] = []
     for folder, record in records.items():
         made, checks = record.provenance, tested(record.comparisons)
@@ -184,13 +191,36 @@ def _summary(records: Mapping[str, Record], anchors: Mapping[str, str]) -> Grid:
             [
                 Link(folder, anchors[folder]),
                 made.preset,
+                share(record.training_share) or "—",
                 Mark(not lost, f"{claims - len(lost)}/{claims}") if judged else "—",
                 Mark(not lost, f"{agreeing}/{len(checks)}") if judged else "—",
                 _short(made.commit),
-                f"{made.seconds:g}",
+                _seconds(record),
+                f"{record.run_seconds:,.0f}" if record.run_seconds is not None else "—",
             ]
         )
-    return Grid(headings, rows, [False, False, True, True, False, True])
+    note = (
+        "Seconds in runs: training and evaluation, summed over all runs and all sessions of each; runs may have shared "
+        "a machine. At least (≥): an older result, which recorded its last session alone."
+    )
+    return Grid(headings, rows, [False, False, True, True, True, False, True, True], Note(note, Path()))
+
+
+def _seconds(record: Record) -> str:
+    made = record.provenance
+    return f"{'' if _all_sessions(record) else '≥ '}{made.seconds:,.{0 if made.seconds >= 100 else 2}f}"
+
+
+def _all_sessions(record: Record) -> bool:
+    """Whether the seconds of a result are those of all sessions: recorded, or there was nothing to resume."""
+    return bool(record.provenance.sessions) or record.run_seconds is None
+
+
+def share(training: float | None) -> str:
+    """Return a share of the paper's training in per cent; empty if there is none."""
+    if training is None:
+        return ""
+    return f"{100 * training:.2g} %" if training < 0.995 else f"{100 * training:.0f} %"
 
 
 def _short(commit: str) -> str:
@@ -204,19 +234,29 @@ def _item(record: Record, anchor: str) -> Item:
         Item([Link(claim, _claim_anchor(anchor, i)), " — ", _inline(record.judge.claim(rows))])
         for i, (claim, rows) in enumerate(by_claim(record.comparisons).items())
     ]
-    return Item(
-        [Link(record.title, anchor), " — ", _inline(record.judge.claims(record.comparisons, names=False))], below
-    )
+    return Item([Link(record.title, anchor), " — ", *_badges(record)], below)
 
 
 def _inline(verdict: Verdict) -> Inline:
-    return verdict.text if verdict.good is None else Mark(verdict.good, verdict.text)
+    return Mark(verdict.good, verdict.text) if verdict.text else ""
 
 
-def _overall(judge: Judge, comparisons: Sequence[Check]) -> list[Inline]:
-    agreeing, settings = judge.agreeing(comparisons), judge.settings if comparisons else ""
-    text = f". {agreeing} with the paper." if agreeing else "."
-    return [_inline(judge.claims(comparisons)), f"{text} {settings}" if settings else text]
+def _badges(record: Record) -> list[Inline]:
+    """The preset, the share of the paper's training and the verdict, in the same order for every result."""
+    of_paper = share(record.training_share)
+    badges = [Mark(None, f"{record.provenance.preset} preset")]
+    badges += [Mark(None, f"{of_paper} {TRAINING}")] if of_paper else []
+    verdict = record.judge.claims(record.comparisons, names=False)
+    badges.append(Mark(verdict.good, verdict.text))
+    separated: list[Inline] = [part for badge in badges for part in (" · ", badge)]
+    return separated[1:]
+
+
+def _details(judge: Judge, comparisons: Sequence[Check]) -> str:
+    """Which claims do not hold, how many comparisons agree, and what that is worth; empty if nothing was compared."""
+    agreeing = judge.agreeing(comparisons)
+    sentences = [judge.exceptions(comparisons), f"{agreeing} with the paper." if agreeing else ""]
+    return " ".join(filter(None, [*sentences, judge.settings if comparisons else ""]))
 
 
 def _provenance(record: Record, folder: str) -> Facts:
@@ -224,13 +264,24 @@ def _provenance(record: Record, folder: str) -> Facts:
     items: dict[str, Inline] = {"folder": folder} if folder else {}
     items |= {
         "command": Code(made.command),
-        "preset": made.preset,
         "commit": made.commit,
         "date": made.date,
-        "seconds": f"{made.seconds:g} (of the last session, if there were several)",
+        "seconds": _sessions(record),
         "versions": ", ".join(f"{name} {version}" for name, version in made.versions.items()),
     }
     return Facts(items)
+
+
+def _sessions(record: Record) -> str:
+    """Say how long it took: all sessions of the command, and all of its runs."""
+    count, seconds = record.provenance.sessions, _seconds(record)
+    if not _all_sessions(record):
+        told = f"{seconds.removeprefix('≥ ')} in the last session"
+    else:
+        told = seconds if count < 2 else f"{seconds} in {count} sessions"
+    if record.run_seconds is None:
+        return told
+    return f"{told}; {record.run_seconds:,.0f} in all runs and their sessions"
 
 
 def _comparisons(judge: Judge, comparisons: Sequence[Check]) -> Grid:

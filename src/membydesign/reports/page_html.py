@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import struct
 from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING
@@ -34,15 +35,18 @@ table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tab
 th, td { padding: 0.3rem 0.8rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { background: var(--band); }
 .right { text-align: right; }
-.good, .bad { padding: 0.1em 0.45em; border-radius: 4px; font-weight: 600; }
+.badge { display: inline-block; padding: 0 0.5em; border: 1px solid; border-radius: 4px; font-size: 0.85rem;
+  font-weight: 600; line-height: 1.5; color: var(--soft); background: var(--band); }
 .good { color: var(--good); background: var(--good-band); }
-.bad { color: var(--bad); background: var(--bad-band); outline: 1px solid var(--bad); }
+.bad { color: var(--bad); background: var(--bad-band); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1rem; font-size: 0.92rem; }
 dt { color: var(--soft); }
 dd { margin: 0; min-width: 0; }
-figure { margin: 1.5rem 0; }
-img { max-width: 100%; background: #fff; border-radius: 4px; }
-figcaption, .note { color: var(--soft); font-size: 0.92rem; }
+figure { margin: 1.5rem 0; max-width: max-content; }
+img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+figcaption, .note { color: var(--soft); font-size: 0.92rem; max-width: 46rem; }
+figcaption { margin-top: 0.5rem; }
+figcaption b { color: var(--ink); }
 nav ul { padding-left: 1.2rem; }
 nav li { margin: 0.3rem 0; }
 @media print { body { max-width: none; } figure, tr { break-inside: avoid; } }
@@ -112,7 +116,8 @@ def _block(block: Block) -> str:
 def _inline(part: Inline) -> str:
     match part:
         case Mark():
-            return f'<span class="{"good" if part.good else "bad"}">{escape(part.text)}</span>'
+            kind = {True: "badge good", False: "badge bad", None: "badge"}[part.good]
+            return f'<span class="{kind}">{escape(part.text)}</span>'
         case Link():
             return f'<a href="#{escape(part.anchor)}">{escape(part.text)}</a>'
         case Code():
@@ -126,13 +131,37 @@ def _line(parts: Sequence[Inline]) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    caption = f"<figcaption>{escape(figure.caption)}</figcaption>"
+    caption = f"<figcaption>{_caption(figure.caption)}</figcaption>"
     if not figure.path.is_file():
         missing = _inline(Mark(False, f"FIGURE MISSING: {figure.path.name}"))
         return f"<figure>{missing}{caption}</figure>"
     kind = mimetypes.guess_type(figure.path.name)[0] or "image/png"
-    data = b64encode(figure.path.read_bytes()).decode("ascii")
-    return f'<figure><img alt="{escape(figure.caption)}" src="data:{kind};base64,{data}">{caption}</figure>'
+    image = figure.path.read_bytes()
+    data = b64encode(image).decode("ascii")
+    return (
+        f'<figure><img alt="{escape(figure.caption)}"{_size(image)} src="data:{kind};base64,{data}">{caption}</figure>'
+    )
+
+
+def _caption(text: str) -> str:
+    """Set a caption's first sentence, or what comes before its first colon, in bold, and end it with a full stop."""
+    text = text if text.endswith((".", "!", "?")) else f"{text}."
+    first, end, rest = min((text.partition(mark) for mark in (". ", ": ")), key=lambda parts: len(parts[0]))
+    return f"<b>{escape(first)}{end.strip()}</b> {escape(rest)}".strip() if rest else f"<b>{escape(text)}</b>"
+
+
+def _size(image: bytes) -> str:
+    """Return the attributes that show a PNG at its size in inches, so that all figures have letters of one size."""
+    signature, header = b"\x89PNG\r\n\x1a\n", 24
+    if not image.startswith(signature) or len(image) < header:
+        return ""
+    width, height = struct.unpack(">II", image[16:header])
+    place = image.find(b"pHYs", header, 4096)
+    if place < 0 or image[place + 12 : place + 13] != b"\x01":  # dots per metre are not known
+        return ""
+    per_metre = struct.unpack(">I", image[place + 4 : place + 8])[0]
+    scale = 96 / (0.0254 * per_metre) if per_metre else 1.0
+    return f' width="{round(scale * width)}" height="{round(scale * height)}"'
 
 
 def _grid(grid: Grid) -> str:

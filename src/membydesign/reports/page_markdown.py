@@ -53,7 +53,7 @@ def _block(block: Block, directory: Path) -> str:
 def _inline(part: Inline) -> str:
     match part:
         case Mark():
-            return f"**{plain(part.text)}**"
+            return plain(part.text) if part.good is None else f"**{plain(part.text)}**"
         case Link():
             return f"[{plain(part.text)}](#{part.anchor})"
         case Code():
@@ -97,7 +97,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(cell: Inline) -> str:
-    if isinstance(cell, Mark) and cell.good:  # a column of good marks need not shout
+    if isinstance(cell, Mark) and cell.good is not False:  # a column of good marks need not shout
         return plain(cell.text)
     if isinstance(cell, Code):
         return _inline(cell).replace("|", "\\|")

@@ -22,7 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made a result, so that anyone can make it again."""
+    """What made a result, so that anyone can make it again.
+
+    Attributes:
+        experiment: its name.
+        preset: the name of its settings.
+        command: as it was typed.
+        commit: of the source.
+        date: when the last session ended.
+        seconds: of all sessions together.
+        versions: of the package and what it runs on.
+        sessions: how many there were; 0 if only the last one was recorded, as older versions did.
+    """
 
     experiment: str
     preset: str
@@ -31,9 +42,10 @@ class Provenance:
     date: str
     seconds: float
     versions: dict[str, str]
+    sessions: int = 0
 
     @staticmethod
-    def now(experiment: str, preset: str, seconds: float) -> Provenance:
+    def now(experiment: str, preset: str, seconds: float, sessions: int = 1) -> Provenance:
         """Return the provenance of a run that has just ended."""
         return Provenance(
             experiment=experiment,
@@ -42,6 +54,7 @@ class Provenance:
             commit=commit(),
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             seconds=round(seconds, 2),
+            sessions=sessions,
             versions={
                 "membydesign": membydesign.__version__,
                 "torch": torch.__version__,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from membydesign.files import check_inside, parse_json, to_json, write_text
+from membydesign.files import check_inside, parse_json, read_object, to_json, write_text
 from membydesign.reports import page, page_markdown
 from membydesign.reports.comparison import check_of
 from membydesign.reports.provenance import Provenance
@@ -53,6 +53,8 @@ class Outcome:
         notes: remarks for the reader, in Markdown.
         data: what the figures need; not written to disk.
         tables: further tables of the report.
+        training_share: how long each model trained, as a share of the paper's training; None if the paper's experiment
+            has no training, or there is no such experiment.
     """
 
     config: Any
@@ -61,6 +63,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     data: Any = None
     tables: Sequence[RecordTable] = field(default_factory=list)
+    training_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Record:
         tables: further tables.
         notes: remarks for the reader, in Markdown.
         figures: {caption: file}; a file may be missing.
+        training_share: how long each model trained, as a share of the paper's training; None if that has no meaning.
+        run_seconds: seconds of all training and evaluation runs below the folder, over all sessions of each; None
+            without runs.
     """
 
     directory: Path
@@ -84,6 +90,8 @@ class Record:
     tables: list[RecordTable]
     notes: list[str]
     figures: dict[str, Path]
+    training_share: float | None = None
+    run_seconds: float | None = None
 
     @property
     def judge(self) -> Judge:
@@ -105,6 +113,7 @@ def write(directory: Path, outcome: Outcome, provenance: Provenance, title: str,
     metrics = {
         "title": title,
         "provenance": asdict(provenance),
+        "training_share": outcome.training_share,
         "comparisons": [c.as_dict(tested=tested) for c in outcome.comparisons],
         "tables": [asdict(table) for table in outcome.tables],
         "notes": outcome.notes,
@@ -133,7 +142,8 @@ def read(directory: Path) -> Record:
 
 
 def _record(directory: Path, metrics: dict[str, Any]) -> Record:
-    provenance = {each.name: metrics["provenance"][each.name] for each in fields(Provenance)}
+    made = {"sessions": 0, **metrics["provenance"]}  # older versions did not count them
+    provenance = {each.name: made[each.name] for each in fields(Provenance)}
     names = metrics.get("figures")
     if names is None:  # an older version: the file names are all there is to say
         names = {path.stem.replace("_", " "): path.name for path in sorted(directory.glob("*.png"))}
@@ -149,9 +159,17 @@ def _record(directory: Path, metrics: dict[str, Any]) -> Record:
         tables=[RecordTable(**_numbers_for_words(table)) for table in metrics.get("tables", [])],
         notes=[str(note) for note in metrics.get("notes", [])],
         figures={caption: directory / name for caption, name in names.items()},
+        training_share=metrics.get("training_share"),
+        run_seconds=_run_seconds(directory),
     )
     page.result(record)  # fails here, where the file is known, if something cannot be shown
     return record
+
+
+def _run_seconds(directory: Path) -> float | None:
+    """Add up the seconds of the finished runs in a folder of results."""
+    runs = [read_object(check_inside(path, directory)) for path in directory.glob("runs/*/metrics.json")]
+    return math.fsum(float(run.get("seconds", 0)) for run in runs) if runs else None
 
 
 def comparisons_of(metrics: dict[str, Any]) -> list[Check]:

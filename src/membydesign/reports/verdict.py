@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from membydesign.reports.comparison import NOT_AT_THIS_SIZE, claims_held, claims_verdict, tested, verdict
+from membydesign.reports.comparison import NOT_AT_THIS_SIZE, claims_held, claims_verdict, exceptions, tested, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +55,11 @@ class Judge(NamedTuple):
         text = claims_verdict(comparisons) if names else claims_held(comparisons)
         kept = tested(comparisons)
         return Verdict(text, all(c.agrees for c in kept) if kept else None)
+
+    def exceptions(self, comparisons: Sequence[Check]) -> str:
+        """Say in sentences which claims do not hold or were not tested; empty if there are none."""
+        told = exceptions(comparisons) if self.tests else []
+        return " ".join(f"{each[0].upper()}{each[1:]}." for each in told)
 
     def claim(self, comparisons: Sequence[Check]) -> Verdict:
         """Say whether a claim holds, by its comparisons."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MLP = ("gate_proj", "up_proj", "down_proj")
 """SwiGLU weights that Phase B trains. The paper names `gate_proj` and `down_proj` of a checkpoint whose `gate_proj`
-holds both gate and up (docs/checkpoints.md); here they are two tensors."""
+holds both gate and up (docs/howto/checkpoints.md); here they are two tensors."""
 
 _RECURRENCE = {GatedDeltaNet: TEACHER_RECURRENCE, MemoryLayer: ("drift", "noises")}
 _SHARED = ("q_proj", "k_proj", "v_proj", "o_proj", "g_proj", "o_norm")

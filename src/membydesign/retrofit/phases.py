@@ -51,7 +51,7 @@ class PhaseA(_Distillation):
     The loss is the sum over layers, whose gradients are independent; with `clip_groups=PhaseA.layer_of` the loop also
     clips them separately, so that each layer is trained as if it were alone.
 
-    Example:
+    Examples:
         >>> from membydesign.models import MemoryConfig, MemoryForCausalLM
         >>> import torch
         >>> from membydesign.retrofit import retrofit

@@ -51,7 +51,7 @@ def retrofit(
     The teacher may also be a Qwen3-Next, Qwen3.5, OLMo-Hybrid or Kimi Linear model of Transformers. Its layers then
     keep *all* of their parts, decays and gates included, and only the delta rule gives way to the filter. The result is
     a model of the same kind, which `from_pretrained` reads after `import membydesign.integrations.transformers`
-    (docs/transformers.md).
+    (docs/howto/transformers.md).
 
     Args:
         teacher: model whose layers at these indices are Gated DeltaNets; on any device, in any floating-point type.
@@ -71,7 +71,7 @@ def retrofit(
             $1 - \alpha_t^2$, with which a memory that knows nothing stays as unsure as it began; with "gate", its first
             write is then exactly the teacher's.
 
-    Example:
+    Examples:
         >>> config = MemoryConfig(vocab_size=99, hidden_size=32, layers=["gated_deltanet"] * 3, num_heads=2)
         >>> teacher = MemoryForCausalLM(config)
         >>> retrofit(teacher, [1]).config.layers

@@ -56,7 +56,7 @@ class PhaseBSchedule:
         ramp: length of the ramp in steps. It begins with the second stage, and its last step has the second weights;
             0 or 1 for a jump.
 
-    Example:
+    Examples:
         >>> schedule = PhaseBSchedule()
         >>> schedule.steps, schedule.weights(1144), schedule.weights(1154)
         (1718, LossWeights(kl=0.8, boundary=0.2), LossWeights(kl=0.9, boundary=0.1))

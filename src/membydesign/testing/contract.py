@@ -31,7 +31,7 @@ EXACT = 1e-12
 
 FLOAT32 = {
     # quantity: distance of a float32 filter from the float64 one over 64 and over 65,536 tokens, in units of one plus
-    # the largest value; docs/recurrence.md has this table
+    # the largest value; docs/concepts/recurrence.md has this table
     "output": (5e-6, 2e-5),
     "mean": (5e-6, 1e-5),
     "covariance": (2e-6, 5e-6),
@@ -261,7 +261,7 @@ class DesignContract:
         assert torch.autograd.gradcheck(outputs, inputs, atol=1e-7, rtol=1e-6)
 
     def test_float32_stays_close_to_float64(self):
-        """Within the table of docs/recurrence.md."""
+        """Within the table of docs/concepts/recurrence.md."""
         problem = self.problem(T=64, D=8)
         precise = problem.filter(**self.options())
         single = problem.map(lambda x: x.float()).filter(**self.options())

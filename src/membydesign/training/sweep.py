@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     Watch = Callable[[str, Progress | None], None]
 
-METRICS, CONFIG = "metrics.json", "config.json"
+METRICS = "metrics.json"
+"""The file that a finished run writes its results into."""
+CONFIG = "config.json"
 ORPHAN_SECONDS = 10.0
 """How long a sweep waits for a run folder that a worker of a killed sweep still holds."""
 

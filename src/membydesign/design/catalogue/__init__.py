@@ -52,7 +52,7 @@ class Catalogue(Mapping[str, Design]):
 
     A read-only mapping from name to `Design`. An unknown name is answered with the names that exist.
 
-    Example:
+    Examples:
         >>> Catalogue()["kda"].exactness
         'covariance reset'
     """

@@ -41,7 +41,7 @@ class NeedleText(SyntheticText):
         words: minimum and maximum number of words in a haystack.
         seed: random seed.
 
-    Example:
+    Examples:
         >>> from membydesign.data.text import PythonHelp
         >>> document = next(NeedleText(PythonHelp(), 1).documents())
         >>> document[-39:]

@@ -92,7 +92,7 @@ def contained(generation: str, answers: Sequence[str]) -> tuple[bool, ...]:
 def ruler_score(generations: Sequence[str], answers: Sequence[Sequence[str]]) -> float:
     """Compute RULER's `string_match_all`: the percentage of answers contained, averaged over samples.
 
-    Example:
+    Examples:
         >>> ruler_score(["It is 1234567.", "No idea."], [["1234567", "7654321"], ["1111111"]])
         25.0
     """

@@ -67,7 +67,7 @@ class NIAH:
         essays: haystack of all tasks except the first.
         new_tokens: tokens reserved for the answer.
 
-    Example:
+    Examples:
         >>> from membydesign.evaluation.niah.haystack import read_essays
         >>> class Letters:
         ...     def __call__(self, text, **_):

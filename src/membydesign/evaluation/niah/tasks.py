@@ -7,7 +7,7 @@
     quiet-harbor mentioned in the provided text is
 
 Wording, kinds of needles, depths and token budget follow NVIDIA/RULER (Hsieh et al. 2024,
-`scripts/data/synthetic/niah.py`). docs/evaluation.md lists the differences.
+`scripts/data/synthetic/niah.py`). docs/howto/evaluation.md lists the differences.
 """
 
 from __future__ import annotations

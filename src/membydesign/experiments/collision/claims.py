@@ -83,8 +83,8 @@ NOTES = [
     "below chance at t = 1, when A was written and B was not; the fixed priors are so again at t = 7.",
     "DeltaNet-style is run as the catalogue's DeltaNet with its gate set to the reset's gain 0.5. It coincides with "
     "the covariance reset, as it must for unit-norm keys.",
-    "The paper's limit of the steady gain for fast drift, 1 − r²/(2ℓ²), is a slip for 1 − r²/ℓ² (docs/theory.md). It "
-    "enters none of the numbers above.",
+    "The paper's limit of the steady gain for fast drift, 1 − r²/(2ℓ²), is a slip for 1 − r²/ℓ² "
+    "(docs/concepts/theory.md). It enters none of the numbers above.",
 ]
 
 

@@ -38,6 +38,7 @@ def run(config: CrowdingConfig, context: RunContext) -> Outcome:
         notes(config, results),
         tests,
         tables(config, results, collisions, without_learning),
+        training_share=config.share_of_paper,
     )
 
 

@@ -41,6 +41,7 @@ def run(config: MQARConfig, context: RunContext | None = None) -> Outcome:
         {"variant": config.variant, "share_of_paper": config.share_of_paper, "arms": arms, "runs": metrics},
         [*notes(config, arms), *missing],
         tables=tables(config, arms),
+        training_share=config.share_of_paper,
     )
 
 

@@ -192,5 +192,6 @@ def _choices(config: MQARConfig) -> str:
         f"start: in all models, embeddings start with standard deviation {config.embedding_range:g} and linear maps "
         f"with 2/√width, and the readout {readout}. These starts, and the SiLU behind a convolution of width 1 (which "
         "mixes no tokens) that the Bayesian Layer has here, were chosen by hand in short trials of the Bayesian Layer, "
-        "not of the others: docs/mqar.md. Gradients are not clipped, since the paper mentions no clipping for MQAR."
+        "not of the others: results/mqar/NOTES.md. Gradients are not clipped, since the paper mentions no clipping for "
+        "MQAR."
     )

@@ -41,4 +41,12 @@ def run(config: RecallConfig, context: RunContext) -> Outcome:
     }
     metrics = {"tests": tests, "choices": others}
     comparisons = [check for name in MARGINS for check in claims(config, results, name)]
-    return Outcome(config, comparisons, metrics, notes(config, results), metrics, tables(config, results))
+    return Outcome(
+        config,
+        comparisons,
+        metrics,
+        notes(config, results),
+        metrics,
+        tables(config, results),
+        training_share=config.share_of_paper,
+    )

@@ -29,7 +29,7 @@ class Pretraining:
         window: L, tokens.
         drill_steps: number of first steps, which are on `RetrofitTexts.drills`.
         initializer_range: standard deviation of starting weights. Small models that start with larger ones learn to
-            recall sooner (docs/mqar.md).
+            recall sooner (results/mqar/NOTES.md).
         embedding_range: that of embeddings.
         seed: of weights and of the order of windows.
     """
@@ -129,6 +129,11 @@ class Distillation:
                     f"tokens_per_step: expected a multiple of the window {self.window}, got {stage.tokens_per_step}"
                 )
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of both phases."""
+        return self.phase_a.tokens + self.phase_b.tokens
+
     def settings(self, phase: str) -> TrainSettings:
         """The paper's optimiser, for phase "a" or "b"; batches of the second stage of "b" are larger."""
         index = "ab".index(phase)
@@ -220,6 +225,11 @@ class RetrofitConfig:
                 f"drill_steps: expected some if and only if there are drills, got {self.teacher.drill_steps} and "
                 f"{self.texts.drills}"
             )
+
+    @property
+    def share_of_paper(self) -> float:
+        """Tokens of both phases of distillation, as a fraction of the paper's."""
+        return self.distillation.tokens / PAPER.distillation.tokens
 
     @property
     def tokenizer(self) -> str | int | None:

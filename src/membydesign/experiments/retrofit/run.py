@@ -94,6 +94,7 @@ def run(config: RetrofitConfig, context: RunContext) -> Outcome:
         notes(config, metrics),
         {"differences": differences, "metrics": metrics},
         [*tables(config, metrics, answers), *shown],
+        training_share=config.share_of_paper,
     )
 
 

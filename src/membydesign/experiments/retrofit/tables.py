@@ -105,8 +105,7 @@ def _cost(training: Mapping[str, Mapping[str, Any]]) -> RecordTable:
 def notes(config: RetrofitConfig, metrics: Mapping[str, Any]) -> list[str]:
     """Return what a reader should know before believing the tables."""
     both, student, training = config.distillation, config.student, metrics["training"]
-    tokens = both.phase_a.tokens + both.phase_b.tokens
-    theirs = PAPER.distillation.phase_a.tokens + PAPER.distillation.phase_b.tokens
+    tokens, theirs = both.tokens, PAPER.distillation.tokens
     remarks = [
         f"Layers {', '.join(map(str, student.layers))} were replaced. Transition: {student.transition}; convolutions: "
         f"{student.convolution}; start of transition and noises: {student.start}{_as_the_paper(student, 'start')}; "

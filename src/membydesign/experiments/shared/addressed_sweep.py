@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from membydesign.experiments.shared.addressed import COMPARED, SMALL_NOISE, UPDATES
-from membydesign.experiments.shared.addressed_runs import AddressedRun, AddressedSettings, Task, work
+from membydesign.experiments.shared.addressed_runs import PAPER_TRAINING, AddressedRun, AddressedSettings, Task, work
 from membydesign.experiments.shared.settings import shared_values
 from membydesign.reports.record import RecordTable
 from membydesign.training import Run
@@ -96,6 +96,11 @@ class AddressedConfig(AddressedSettings[Task]):
     seeds: int = 3
     compared: tuple[str, ...] = COMPARED
     choices: tuple[Choice, ...] = OPEN
+
+    @property
+    def share_of_paper(self) -> float:
+        """Sequences that each model saw in training, as a fraction of the paper's."""
+        return self.train.steps * self.train.batch_size / (PAPER_TRAINING.steps * PAPER_TRAINING.batch_size)
 
     def runs(self, choice: Choice) -> list[Any]:
         """Return the runs of a choice, one per seed."""

@@ -110,6 +110,11 @@ class WikitextConfig(RunSettings):
         """Tokens per step over all processes: 65,536 in the paper."""
         return self.batch_size * self.window
 
+    @property
+    def share_of_paper(self) -> float:
+        """Tokens of training, as a fraction of the paper's."""
+        return self.steps * self.tokens_per_step / (PAPER.steps * PAPER.tokens_per_step)
+
     def settings(self, learning_rate: float, steps: int) -> TrainSettings:
         """Return the paper's optimiser."""
         return TrainSettings(

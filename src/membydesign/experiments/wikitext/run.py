@@ -63,6 +63,7 @@ def run(config: WikitextConfig, context: RunContext) -> Outcome:
         notes(config, metrics, done),
         perplexity,
         tables(config, perplexity, tried, rate, done),
+        training_share=config.share_of_paper,
     )
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SURE = 64
 """A variance along a key this many times its write noise costs float32 more digits in chunks of 16 than in the loop
-over tokens (docs/gpu.md). Such a sequence is filtered in float64, by the torch form."""
+over tokens (docs/internals/gpu.md). Such a sequence is filtered in float64, by the torch form."""
 
 interpreting: bool = knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter, on a CPU."""

@@ -1,4 +1,4 @@
-"""Transformers' own models on this library's kernels, and with Bayesian layers (docs/transformers.md).
+"""Transformers' own models on this library's kernels, and with Bayesian layers (docs/howto/transformers.md).
 
 `accelerate` puts the kernels under the recurrent layers of a model. Importing this package also registers the classes
 of models that `membydesign.retrofit.retrofit` made of Transformers models, so that `from_pretrained` reads them.

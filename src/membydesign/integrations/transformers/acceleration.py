@@ -93,7 +93,7 @@ def accelerate(model: nn.Module) -> Acceleration:
         ValueError: if the model has no such layer, or one whose `forward` was replaced already.
         RuntimeError: if Transformers' version is unknown, or this machine has no native code.
 
-    Example:
+    Examples:
         >>> from transformers import Mamba2Config, Mamba2ForCausalLM
         >>> sizes = {"hidden_size": 32, "num_heads": 4, "head_dim": 16, "state_size": 16, "num_hidden_layers": 2}
         >>> model = Mamba2ForCausalLM(Mamba2Config(vocab_size=99, n_groups=1, **sizes))
