@@ -86,7 +86,7 @@ def judge(case: Case, problem: Problem) -> Verdict:
             assert isinstance(given, Tensor)
             y = expected.gradients[name]
             magnitude = x.abs()
-            if name == "initial kept" and (case.spec.keeps_matrix or case.spec.kept == "block"):
+            if name == "initial kept" and (case.spec.keeps_matrix or case.spec.has_blocks):
                 x, y, magnitude = x + x.mT, y + y.mT, magnitude + magnitude.mT  # only symmetric changes are allowed
             flow = FLOWS.get(name, 0.0) * expected.gradients["flow"].sum().item()
             _compare(f"gradient of {name}", x, y, dtype, verdict, flow, magnitude)
@@ -111,7 +111,10 @@ def _judge_covariance(case: Case, library: Outcome, verdict: Verdict) -> None:
     variance, kept = library.results.get("variance"), library.results.get("kept")
     if variance is not None and bool((variance < 0).any()):
         verdict.findings.append(f"variance: expected at least 0, got {variance.min().item():.3g}")
-    if kept is None or case.spec.kept in ("counts", "block"):  # the blocks are an example's, which promises nothing
+    if kept is None or case.spec.kept in (
+        "counts",
+        "example_block",
+    ):  # the blocks are an example's, which promises nothing
         return
     if case.spec.kept == "diagonal":
         if bool((kept < 0).any()):
@@ -218,7 +221,7 @@ def _compare(
 
 def _by_head(name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     """How to bring the entries of each head together, [B,H,n]; numbers shared by all heads are those of one."""
-    if name.removeprefix("gradient of initial ") in ("mean", "kept", "total evidence"):
+    if name.removeprefix("gradient of initial ") in ("mean", "kept", "shape", "rate", "total evidence"):
         return lambda part: part.reshape(*part.shape[:2], -1)
     if x.ndim < 3:
         return lambda part: part.reshape(1, 1, -1)
