@@ -1,5 +1,7 @@
 """The native mean pass where several tokens share a pass over the mean: large keys, and odd lengths and sizes."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from membydesign.testing import assert_close, random_problem
 from problems import TRANSITIONS
 
 LARGE = mean_pass.BY_GROUP
+WAYS: tuple[dict[str, Any], ...] = ({"backend": "native"}, {"method": "recurrent"})
 RULES = {
     "reset": (mbd.ObserveMemory(), mbd.Reset()),
     "two_groups": (mbd.ObserveMemory(groups=2), mbd.Reset()),
@@ -25,11 +28,11 @@ def test_it_is_the_loop(rule, drift, T):
     design = DesignModel(TRANSITIONS[drift], *RULES[rule])
     for D, M in ((LARGE, 8), (LARGE + 3, 34)):
         problem = random_problem(design, T=T, B=1, H=2, D=D, M=M)
-        options = {"return_evidence": True} if design.write.observes_memory else {}
-        ours, loop = (problem.filter(**options, **way) for way in ({"backend": "native"}, {"method": "recurrent"}))
+        asked = design.write.observes_memory
+        ours, loop = (problem.filter(return_evidence=asked, **way) for way in WAYS)
         assert_close(ours.output, loop.output, 1e-12)
         assert_close(ours.belief.mean, loop.belief.mean, 1e-12)
-        if options:
+        if asked:
             assert_close(ours.write_log_evidence, loop.write_log_evidence, 1e-11)
 
 
@@ -38,7 +41,7 @@ def test_gradients_are_those_of_the_loop(name):
     problem = random_problem(catalogue[name], T=37, B=1, H=2, D=LARGE, M=24)
     inputs = {"q": problem.q, "k": problem.k, "v": problem.v, **problem.parameters}
     grads = []
-    for way in ({"backend": "native"}, {"method": "recurrent"}):
+    for way in WAYS:
         leaves = {key: x.clone().requires_grad_() for key, x in inputs.items()}
         out = mbd.filter_sequence(problem.design, **leaves, **way)
         weights = torch.linspace(-1, 1, out.output.numel(), dtype=torch.float64).view_as(out.output)

@@ -45,7 +45,7 @@ def designs() -> dict[str, Any]:
 
 
 DESIGNS = designs()
-SIZES = {"B": 2, "H": 3, "D": 12, "M": 6}
+SIZES: dict[str, Any] = {"B": 2, "H": 3, "D": 12, "M": 6}
 
 
 def steps(problem: Any, state: Any, t: int) -> tuple[Any, ...]:

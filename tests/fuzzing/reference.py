@@ -310,7 +310,7 @@ def _additive(
     spec: Spec, x: Mapping[str, Tensor], A: Tensor, state: State, rounded: Rounding
 ) -> tuple[dict[str, Tensor], State]:
     """φ ~ N(0, λI), S = A S + k φᵀ, v | φ ~ N(φ, r²I): M = A M + ω k vᵀ and P = A P Aᵀ + ω r² k kᵀ, ω = λ/(λ + r²)."""
-    mean, kept, largest, uncorrected, _ = state
+    mean, kept, largest, uncorrected = state[:4]
     q, k, v = x["q"], x["k"], x["v"]
     assert largest is not None
     assert uncorrected is not None

@@ -216,16 +216,17 @@ def _every() -> tuple[Spec, ...]:
         for groups, size in ((1, 2), (2, 3), (1, 4))
         for drift in (*plain, "rotation_real")
     ]
+    bases: tuple[tuple[Kept, Drift], ...] = (
+        ("dense", "diagonal"),
+        ("dense", "rotation"),
+        ("diagonal", "scalar"),
+        ("block", "diagonal"),
+        ("partial_reset", "scalar"),
+    )
     specs += [
         Spec(drift, "observe", kept, groups, scaled=True, discounted_scale=forgets)
         for groups, forgets in ((1, False), (2, False), (1, True), (2, True))
-        for kept, drift in (
-            ("dense", "diagonal"),
-            ("dense", "rotation"),
-            ("diagonal", "scalar"),
-            ("block", "diagonal"),
-            ("partial_reset", "scalar"),
-        )
+        for kept, drift in bases
     ]
     specs += [Spec("diagonal", "student_t", "dense", groups) for groups in (1, 2)]
     specs += [

@@ -111,15 +111,15 @@ def _scaled_step(
     """A step of the base, and what its errors say about the scale."""
     if not isinstance(belief, ScaledBelief) or not isinstance(v, Tensor):
         return None
-    (base, *scale), of_base = belief, dict(parameters)
-    if design.discount:
-        scale.append(of_base.pop("discount", None))
-    like = getattr(base, "mean", None)
-    scale = [_ready(x, like.dtype) if isinstance(like, Tensor) else None for x in scale]
-    result = _step(design.base, base, q, k, v, of_base, squares=True)
-    if result is None or any(x is None for x in scale):
+    of_base = dict(parameters)
+    given = [belief.shape, belief.rate, *([of_base.pop("discount", None)] if design.discount else [])]
+    result = _step(design.base, belief.base, q, k, v, of_base, squares=True)
+    if result is None:
         return None
     output, base, squares = result
+    scale = [None if x is None else _ready(x, squares.dtype) for x in given]
+    if any(x is None for x in scale):
+        return None
     shape, rate, *discount = (x for x in scale if x is not None)
     if shape.shape != squares.shape or rate.shape != squares.shape or shape.dtype != squares.dtype:
         return None
