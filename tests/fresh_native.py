@@ -12,7 +12,6 @@ from membydesign.filter.native import build, compiler, cpu, prebuilt
 _CACHED = (
     build.library,
     compiler.sources_digest,
-    compiler.version,
     cpu.features,
     cpu.identity,
     prebuilt._manifest,

@@ -114,3 +114,30 @@ def test_the_command_without_its_extra_says_what_to_install():
     """
     )
     assert install_hint("command,figures") in out
+
+
+def test_a_filter_imports_only_what_it_needs():
+    """Designs beyond Table 1 cost no time before their first use."""
+    out = run(
+        """
+        import sys, torch, membydesign as mbd
+        x = torch.randn(1, 5, 1, 4)
+        mbd.filter_sequence(mbd.catalogue["deltanet"], x, x, x, write_noise=1.0, prior_variance=1.0)
+        print(*(name for name in sys.modules if name.startswith("membydesign.design.")))
+        """
+    )
+    later = {"statistics", "penalty", "mlstm", "hidden_markov", "unknown_scale", "describe", "catalogue.relatives"}
+    assert not {f"membydesign.design.{name}" for name in later} & set(out.split())
+
+
+def test_every_public_name_is_where_it_says():
+    from membydesign import design
+
+    for module in (membydesign, design):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    assert set(design._MODULES) <= set(design.__all__)
+    for name, row in membydesign.catalogue.items():
+        assert row is membydesign.catalogue[name]
+        assert isinstance(row, membydesign.Design)

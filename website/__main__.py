@@ -14,8 +14,6 @@ from pathlib import Path
 
 import yaml
 
-from membydesign import __version__
-from membydesign.explore import page as explorer
 from website import ROOT, links, mathematics, sources, versions
 
 SOURCES = ROOT / "runs" / "website"
@@ -89,10 +87,8 @@ def build() -> bool:
 
 
 def finish(site: Path) -> None:
-    """Render formulas, serve every script from the site itself, and add the explorer."""
+    """Render formulas, and serve every script from the site itself."""
     (site / "404.html").unlink()  # its links would be those of a site at the root of a host
-    (site / "explorer").mkdir()
-    (site / "explorer" / "index.html").write_text(explorer(__version__), encoding="utf-8")
     for path in site.rglob("*.html"):
         depth = len(path.relative_to(site).parents) - 1
         text = mathematics.render(path.read_text(encoding="utf-8"))

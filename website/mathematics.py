@@ -38,7 +38,7 @@ def mathml(tex: str, *, block: bool) -> str:
     if unknown:
         raise ValueError(f"{' '.join(unknown)}: not known to the converter of formulas, in {tex!r}")
     converted = _BOLD.sub(lambda letter: f"<mi>{_bold(int(letter[1], 16))}</mi>", converted)
-    return f'<div class="formula">{converted}</div>' if block else converted
+    return f'<div class="formula" tabindex="0">{converted}</div>' if block else converted
 
 
 def _bold(letter: int) -> str:

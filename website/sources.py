@@ -55,7 +55,9 @@ def stage(folder: Path) -> None:
         found: list[tuple[str, str]] = []
         if path.is_dir():
             text = _listed(path)
-        elif path.suffix == ".md" or text is not None:
+        elif name == "explorer.html":
+            assert text is not None
+        elif path.suffix == ".md":
             text, found = with_links(text or path.read_text(encoding="utf-8"), source, name)
             text = text if source.startswith("docs/") else _OUTSIDE + text
         else:

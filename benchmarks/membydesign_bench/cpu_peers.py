@@ -43,8 +43,8 @@ def onnx_rule(size: Size, *, of_rows: bool, task: Task) -> Callable[[], Any] | N
     """Return ONNX Runtime's gated delta rule, with a decay for each row or one for all; None without it."""
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         return None
-    import onnxruntime  # pyright: ignore[reportMissingImports]
-    from onnx import TensorProto, helper  # pyright: ignore[reportMissingImports]
+    import onnxruntime
+    from onnx import TensorProto, helper
 
     B, H, T, D = size = size._replace(T=1) if task == "decode" else size
     problem = Problem(size)

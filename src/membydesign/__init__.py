@@ -10,85 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import (
-    AdditiveDesign,
     Assumptions,
-    Block,
     Catalogue,
-    CategoricalMemory,
-    ChosenGain,
-    CountMemory,
-    Counts,
     Covariance,
-    Curved,
     DampedRotation,
     DecayAndRemoval,
-    DeltaProduct,
     Dense,
-    Description,
     Design,
     DesignModel,
-    Diagonal,
     DiagonalDecay,
-    Discounted,
     Drift,
-    EntryBelief,
-    EntryDesign,
     Equation,
     Flaw,
-    Forgetting,
-    ForgettingCovariance,
     Gains,
     Gate,
-    GatedDeltaRule2,
-    HiddenMarkov,
     Identity,
-    InformationDiagonal,
-    Isotropic,
-    IsotropicBelief,
-    KalmaNetMemory,
-    KalmanLinearAttention,
-    KeyFeedback,
     LatentInput,
     Learned,
-    LinearRecurrence,
-    LowRank,
     MeanOnly,
-    MesaMemory,
-    MLSTMMemory,
-    Normalised,
     Observation,
     ObserveMemory,
-    Palimpsa,
-    PartialReset,
-    PenalisedLeastSquares,
-    PenalisedMemory,
     PerColumnReset,
-    PreconditionedDelta,
     Reading,
-    Recurrence,
     Removal,
     Reset,
-    RidgeDesign,
     RowDrift,
     RowNoise,
     ScalarDecay,
     SequenceDrift,
     Spectrum,
-    StateBelief,
     StateSize,
     Stationary,
-    Statistics,
     Step,
     StepParameter,
-    StudentTWrite,
-    Sums,
     Transition,
-    UnknownScale,
-    Votes,
     WholeMatrix,
     Write,
     WriteEvent,
-    Writes,
     Written,
     catalogue,
     real_rows,
@@ -99,6 +57,50 @@ from membydesign.state import Sizes
 
 if TYPE_CHECKING:
     from membydesign import layers, theory
+    from membydesign.design import (
+        AdditiveDesign,
+        Block,
+        CategoricalMemory,
+        ChosenGain,
+        CountMemory,
+        Counts,
+        Curved,
+        DeltaProduct,
+        Description,
+        Diagonal,
+        Discounted,
+        EntryBelief,
+        EntryDesign,
+        Forgetting,
+        ForgettingCovariance,
+        GatedDeltaRule2,
+        HiddenMarkov,
+        InformationDiagonal,
+        Isotropic,
+        IsotropicBelief,
+        KalmaNetMemory,
+        KalmanLinearAttention,
+        KeyFeedback,
+        LinearRecurrence,
+        LowRank,
+        MesaMemory,
+        MLSTMMemory,
+        Normalised,
+        Palimpsa,
+        PartialReset,
+        PenalisedLeastSquares,
+        PenalisedMemory,
+        PreconditionedDelta,
+        Recurrence,
+        RidgeDesign,
+        StateBelief,
+        Statistics,
+        StudentTWrite,
+        Sums,
+        UnknownScale,
+        Votes,
+        Writes,
+    )
     from membydesign.layers import MemoryLayer, make_layer
 
 __version__ = "0.1.0"
@@ -209,12 +211,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import layers and theory on first use: filters need neither."""
+    """Import layers, theory and most designs on first use: a filter needs none of them."""
     if name in ("layers", "theory"):
         return import_module(f"membydesign.{name}")
-    if name in ("MemoryLayer", "make_layer"):
-        return getattr(import_module("membydesign.layers"), name)
-    raise AttributeError(f"module 'membydesign' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'membydesign' has no attribute {name!r}")
+    value = getattr(
+        import_module("membydesign.layers" if name in ("MemoryLayer", "make_layer") else "membydesign.design"), name
+    )
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -43,7 +43,7 @@ def compiler(tmp_path, monkeypatch):
 
 
 def test_output_of_the_compiler_need_not_be_text(compiler):
-    compiler(r"""[ "$1" = --version ] && printf 'compiler \377\n' && exit; printf 'error: \377\376\n' >&2; exit 1""")
+    compiler(r"printf 'error: \377\376\n' >&2; exit 1")
     loaded, said = library()
     assert loaded is None
     assert len(said) == 1
@@ -96,8 +96,21 @@ def test_a_compiler_with_arguments(tmp_path, monkeypatch):
     assert str(REAL_COMPILER) in (tmp_path / "calls").read_text()
 
 
+def test_code_of_another_compiler_is_not_taken(compiler):
+    """A library in the cache is found without starting the compiler, and no longer once the compiler was replaced."""
+    log = compiler(f'echo "$@" >> "$(dirname "$0")/calls"; exec {REAL_COMPILER} "$@"').with_name("calls")
+    load(SOURCE)
+    compiled = len(log.read_text().splitlines())
+    assert compiled == 1
+    load(SOURCE)
+    assert len(log.read_text().splitlines()) == compiled
+    compiler(f'echo "$@" >> "$(dirname "$0")/calls"; exec {REAL_COMPILER} -g0 "$@"')
+    load(SOURCE)
+    assert len(log.read_text().splitlines()) == compiled + 1
+
+
 def test_a_compiler_that_hangs_is_ended_with_its_children(compiler, tmp_path, monkeypatch):
-    compiler(f'[ "$1" = --version ] && echo 1 && exit; sleep 60 & echo $! > {tmp_path}/child; wait')
+    compiler(f"sleep 60 & echo $! > {tmp_path}/child; wait")
     monkeypatch.setattr(compiler_module, "COMPILE_SECONDS", 1)
     start = time.monotonic()
     loaded, said = library()

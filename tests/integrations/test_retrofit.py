@@ -58,8 +58,10 @@ def unit(x):
 def by_hand(seen, x, layer, process_noise, write_noise):
     """The Kalman filter with a full covariance, token by token, in float64."""
     q, k, v, g, beta = (seen[name].double() for name in ("q", "k", "v", "g", "beta"))
-    B, T, H, D = k.shape
+    (B, T, H), D = v.shape[:3], k.shape[-1]
     q, k = unit(q) * D**-0.5, unit(k)
+    # from Transformers 5.23 on, the function repeats the heads of q and k itself
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], 2) for x in (q, k))
     rates = g if g.ndim == 4 else g[..., None].expand(B, T, H, D)
     out = torch.zeros(v.shape, dtype=torch.float64)
     for b, h in itertools.product(range(B), range(H)):

@@ -14,6 +14,7 @@ from membydesign.cli.compare import compare
 from membydesign.cli.convert import convert
 from membydesign.cli.evaluate import evaluate
 from membydesign.cli.explore import explore
+from membydesign.cli.export import export
 from membydesign.cli.generate import generate
 from membydesign.cli.group import StoppableGroup
 from membydesign.cli.kernels import kernels
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for command in (catalogue, explore, compare, reproduce, report, generate, convert, bench):
+for command in (catalogue, explore, compare, reproduce, report, generate, convert, export, bench):
     app.command()(command)
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(kernels, name="kernels")

@@ -12,7 +12,7 @@ from membydesign.cli.output import AsJson, expect_one_of, fail
 from membydesign.cli.tables import Column, Group, show_facts, show_table
 from membydesign.design import catalogue as rows
 from membydesign.files import to_json
-from membydesign.filter.kernels import why_not_each, why_not_each_step
+from membydesign.filter.kernels import onnx_operator, why_not_each, why_not_each_step
 
 COLUMNS = (
     Column("name"),
@@ -90,11 +90,13 @@ def _kernels(name: str, *, reasons: bool) -> list[tuple[str, list[str]]]:
     sequences, steps = why_not_each(rows[name]), why_not_each_step(rows[name])
     runs = [kernel for kernel, reason in sequences.items() if reason is None]
     decodes = [kernel for kernel, reason in steps.items() if reason is None]
+    onnx = onnx_operator(rows[name])
+    exported = ("ONNX", [onnx.operator or f"cannot be exported: {onnx.reason}"])
     if not reasons:
         decodes.append("(--kernels says why the others do not run it)")
-        return [("kernels", runs), ("decoding", decodes)]
+        return [("kernels", runs), ("decoding", decodes), exported]
     others = [f"{kernel}: {reason}" for kernel, reason in {**sequences, **steps}.items() if reason]
-    return [("kernels", runs), ("decoding", decodes), ("not", others)]
+    return [("kernels", runs), ("decoding", decodes), exported, ("not", others)]
 
 
 def _as_dict(name: str) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def _as_dict(name: str) -> dict[str, Any]:
         "step_parameters": [asdict(parameter) for parameter in design.step_parameters],
         "kernels": why_not_each(design),
         "decoding": why_not_each_step(design),
+        "onnx": onnx_operator(design)._asdict(),
         "latex": design.describe().latex,
         "note": design.note,
         "citation": design.citation,

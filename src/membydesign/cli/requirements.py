@@ -24,6 +24,12 @@ def need_training(command: str) -> None:
     _need("membydesign.training", command, "training,models", "accelerate", "safetensors")
 
 
+def need_onnx(command: str) -> None:
+    """Exit with an installation hint if a package of ONNX is missing."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        _need(package, command, "onnx", package)
+
+
 def _need(module: str, command: str, extra: str, *packages: str) -> None:
     try:
         import_module(module)

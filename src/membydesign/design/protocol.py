@@ -12,12 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from membydesign.design.describe import Description, describe
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from membydesign.design.describe import Description
     from membydesign.design.schema import Bound, Equation, StateSize, StepParameter
     from membydesign.design.sources import Source
     from membydesign.state import Sizes
@@ -171,6 +170,15 @@ class Design(ABC):
     def equations(self) -> tuple[tuple[str, tuple[Equation, ...]], ...]:
         """Its equations by heading, in the order of a step: assume, predict, write, read."""
 
+    @property
+    def wrapped(self) -> Design | None:
+        """The design whose means and gains this one has, if it only adds to its belief; None for all others."""
+        return None
+
+    def rewrap(self, wrapped: Design) -> Design:
+        """The same addition to another design, of the kind that this one wraps."""
+        raise TypeError(f"expected a design that wraps another, got {self.title} and {wrapped.title}")
+
     def gain_groups(self, M: int) -> int:
         """How many variances a read has, for values of size M."""
         del M
@@ -252,4 +260,6 @@ class Design(ABC):
 
     def describe(self) -> Description:
         """Its equations, exactness, state size and cost, as text (`str`) and as LaTeX (`.latex`)."""
+        from membydesign.design.describe import describe
+
         return describe(self)

@@ -126,6 +126,16 @@ class UnknownScale(Design):
         return (*self.base.step_parameters, DISCOUNT) if self.discount else self.base.step_parameters
 
     @property
+    def wrapped(self) -> DesignModel:
+        """The base."""
+        return self.base
+
+    def rewrap(self, wrapped: Design) -> UnknownScale:
+        """The unknown scale of another base."""
+        assert isinstance(wrapped, DesignModel)
+        return self.replace(base=wrapped)
+
+    @property
     def groups(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """G, the noise groups of the base."""
         return self.base.groups

@@ -3,16 +3,17 @@
 A kernel is a module with `NAME`, `BACKEND`, `why_not(design, request)`, which returns None or the reason why it cannot
 run, and `run(design, request)`. Reasons follow `expected another backend …` in an error message. A kernel that looks by
 itself whether the state which it returns has a flaw, and then returns a negative precision, has `CHECKS_STATE = True`.
-One may have `passes_on(design)`: whether its output or state is not finite if q, k or v is not, wherever that may be.
+One that filters packed sequences by itself has `run_packed`. One may have `passes_on(design)`: whether its output or
+state is not finite if q, k or v is not, wherever that may be.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from membydesign.design import UnknownScale
 from membydesign.filter import fla, loop, readable
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.native import additive as native_additive
@@ -25,8 +26,10 @@ from membydesign.filter.native import low_rank as native_low_rank
 from membydesign.filter.native import mean_pass as native_mean_pass
 from membydesign.filter.native import recurrence as native_recurrence
 from membydesign.filter.native import step as native_step
+from membydesign.filter.onnx import linear_attention as onnx_linear_attention
+from membydesign.filter.onnx import scan as onnx_scan
+from membydesign.filter.onnx import support as onnx_support
 from membydesign.filter.packing import run_packed
-from membydesign.filter.scaled import Scaled
 from membydesign.filter.torch import additive, dense, forgetting, hidden_markov, recurrence, two_pass
 from membydesign.filter.triton import kernel as triton
 from membydesign.state import Sizes
@@ -57,23 +60,31 @@ KERNELS: tuple[Kernel, ...] = (
     hidden_markov,
     loop,
 )
-SCALED: tuple[Kernel, ...] = (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
-"""For designs with an unknown scale: the kernels of what they wrap."""
 
 BACKENDS = ("auto", "torch", "native", "triton", "fla")
 
 
 def candidates(design: Design) -> tuple[Kernel, ...]:
     """The kernels that may run a design, in order of preference."""
-    return SCALED if isinstance(design, UnknownScale) else KERNELS
+    return KERNELS if design.wrapped is None else _of_wrapped()
+
+
+@functools.cache
+def _of_wrapped() -> tuple[Kernel, ...]:
+    """For designs that wrap another: the kernels of the other, followed by what this one adds."""
+    from membydesign.filter.scaled import Scaled
+
+    return (*(Scaled(kernel) for kernel in KERNELS if kernel is not loop), loop)
 
 
 def choose(design: Design, request: Request, method: str) -> Kernel:
-    """The kernel that runs a request.
+    """The kernel that runs a request; an operator of ONNX, whatever the user named, while `torch.onnx.export` traces.
 
     Raises:
         ValueError: if no kernel of the backend that the user named can run it, with each one's reason.
     """
+    if torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export():
+        return onnx_scan if onnx_linear_attention.why_not(design, request) else onnx_linear_attention
     if method == "recurrent":
         return loop
     reasons = []
@@ -96,7 +107,7 @@ def run_all(design: Design, request: Request, kernel: Kernel) -> list[Run]:
         request = request.map(readable.settled)
     if request.bounds is None or kernel is fla:
         return [kernel.run(design, request)]
-    if isinstance(kernel, Scaled):
+    if hasattr(kernel, "run_packed"):
         return kernel.run_packed(design, request)
     return run_packed(design, request, kernel.run, pad=kernel is not loop)
 
@@ -117,6 +128,16 @@ def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str
     x = _sample(design, D, M).x
     native = native_step.why_not(design) or build.why_not(native_step.SOURCE, x.q)
     return {native_step.NAME: native, triton.STEP_NAME: triton.why_not_step(design, x), loop.STEP_NAME: None}
+
+
+def onnx_operator(design: Design, D: int = 64, M: int = 64) -> onnx_support.Support:
+    """Which operator of ONNX runs a design, and why no better one does (docs/howto/export.md).
+
+    Example:
+        >>> onnx_operator(catalogue["kda"]).operator, onnx_operator(catalogue["bayesian_layer"]).operator
+        ('LinearAttention', 'Scan')
+    """
+    return onnx_support.support(design, _sample(design, D, M))
 
 
 def _sample(design: Design, D: int, M: int) -> Request:

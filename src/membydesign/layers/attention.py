@@ -98,6 +98,11 @@ class SoftmaxAttention(SequenceLayer):
     def state_size(self) -> None:
         """Return None: it grows with the sequence, by 2·num_key_heads·D numbers a token."""
 
+    def initial_belief(self) -> AttentionBelief:
+        """Return no key and no value, for one sequence."""
+        nothing = self.k_proj.weight.new_zeros(1, 0, self.num_key_heads, self.head_dim)
+        return AttentionBelief(nothing, nothing)
+
     def forward(
         self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, AttentionBelief]:

@@ -116,6 +116,8 @@ class SequenceLayer(nn.Module, ABC):
     """
 
     hidden_size: int
+    no_initial_belief: str = "it does not override initial_belief, which an exported graph starts from"
+    """Why `initial_belief` returns None, if it does."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`, and its hooks."""
@@ -135,6 +137,10 @@ class SequenceLayer(nn.Module, ABC):
     @abstractmethod
     def state_size(self) -> LayerStateSize | None:
         """Count the numbers kept per sequence between two tokens; None if the state grows with the sequence."""
+
+    def initial_belief(self) -> LayerBelief | None:
+        """Return the belief of one sequence before its first token; None (the default) if a layer cannot say."""
+        return None
 
     @abstractmethod
     def reset_parameters(self) -> None:

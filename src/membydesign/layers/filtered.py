@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final, overload
 
+import torch
 from torch import Tensor
 
 from membydesign.errors import FilterError
@@ -14,6 +15,7 @@ from membydesign.filter.api import check_method
 from membydesign.filter.checks import check_design
 from membydesign.layers.base import LayerBelief, LayerStateSize, SequenceLayer, Uncertainty, positive, shown_method
 from membydesign.layers.convolution import ShortConvolution
+from membydesign.state import Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,6 +141,17 @@ class FilterLayer(SequenceLayer):
         """Count the numbers kept per sequence between two tokens."""
         of_head = self.design.state_size(self.key_dim, self.value_dim)
         return LayerStateSize(self.num_heads * of_head.mean, self.num_heads * of_head.covariance, self.tail_size)
+
+    def initial_belief(self) -> FilterBelief:
+        """Return the design's prior, and tails of zeros, for one sequence."""
+        weight = next(self.parameters())
+        sizes = Sizes(1, self.num_heads, self.key_dim, self.value_dim)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return FilterBelief(self.design.prior(sizes, dtype=dtype, device=weight.device), self._initial_tails(weight))
+
+    def _initial_tails(self, like: Tensor) -> tuple[Tensor, ...]:
+        """The tails before the first token, [1,width-1,channels], in the type of the weights."""
+        return tuple(like.new_zeros(1, each.width - 1, each.channels) for each in self.convolutions)
 
     def extra_repr(self) -> str:
         """Show the design and the sizes, and how the filter is computed unless by default."""

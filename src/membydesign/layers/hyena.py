@@ -137,6 +137,8 @@ class Hyena(SequenceLayer):
         [torch.Size([3, 101, 64]), torch.Size([3, 101, 64])]
     """
 
+    no_initial_belief = "its Fourier transforms have a size that follows from the number of tokens, which a graph fixes"
+
     def __init__(
         self,
         hidden_size: int,

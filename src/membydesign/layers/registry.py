@@ -15,7 +15,6 @@ from membydesign.design import (
     Identity,
     Learned,
     ScalarDecay,
-    UnknownScale,
 )
 from membydesign.errors import did_you_mean
 from membydesign.layers.attention import SoftmaxAttention
@@ -180,8 +179,8 @@ def _designed(design: Design, transition: str | None, groups: int | None, prior:
     """Replace a design's transition, number of noise groups, or prior variance."""
     if transition is None and groups is None and prior is None:
         return design
-    if isinstance(design, UnknownScale):
-        return design.replace(base=_designed(design.base, transition, groups, prior))
+    if design.wrapped is not None:
+        return design.rewrap(_designed(design.wrapped, transition, groups, prior))
     if not isinstance(design, DesignModel):
         options = {"transition": transition, "groups": groups, "prior": prior}
         name, value = next((name, value) for name, value in options.items() if value is not None)

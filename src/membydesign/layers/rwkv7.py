@@ -162,6 +162,10 @@ class RWKV7(FilterLayer):
         """Elements of the last token."""
         return self.hidden_size
 
+    def _initial_tails(self, like: Tensor) -> tuple[Tensor, ...]:
+        """A token of zeros."""
+        return (like.new_zeros(1, 1, self.hidden_size),)
+
     def forward(
         self,
         x: Tensor,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from membydesign.design import AdditiveDesign
+from membydesign import design as designs
 from membydesign.filter.native import build as native
 from membydesign.filter.native import totals
 from membydesign.filter.native.mean_pass import SOURCE, chunk_size, mean_pass
@@ -29,6 +29,6 @@ def why_not(design: Design, request: Request) -> str | None:
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] with the native mean pass."""
-    assert isinstance(design, AdditiveDesign)
+    assert isinstance(design, designs.AdditiveDesign)
     size = request.tokens_in_chunk(chunk_size(request.x.q.shape[-1]))
     return additive.run_with(design, request, mean_pass, size, totals.shares)

@@ -97,7 +97,7 @@ def _compiled(source: str, real: str) -> ctypes.CDLL:
     try:
         key = (
             compiler.sources_digest(),
-            compiler.version(command),
+            compiler.identity(command),
             *command[1:],
             *compiler.flags(),
             march,

@@ -38,7 +38,6 @@ REALS = ("float", "double")
 MANIFEST = "manifest.json"
 """Lists the prebuilt libraries of a wheel with their hashes, and the hash of the sources."""
 
-VERSION_SECONDS = 60
 COMPILE_SECONDS = 300
 
 
@@ -90,10 +89,13 @@ def _command(text: str) -> tuple[str, ...] | None:
     return (path, *arguments) if path else None
 
 
-@functools.cache
-def version(command: tuple[str, ...]) -> bytes:
-    """Return what the compiler says of itself."""
-    return run((*command, "--version"), VERSION_SECONDS)
+def identity(command: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
+    """Return what changes when the compiler is replaced: path, size and time of each program in its command.
+
+    Asking the compiler for its version would start a process at every first filter, as expensive as all the rest.
+    """
+    programs = (os.path.realpath(path) for path in map(shutil.which, command) if path)
+    return tuple((path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in programs)
 
 
 def compile_shared(command: tuple[str, ...], source: str, real: str, march: str, target: Path) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen, which would make importing slower
 class Input:
     """A tensor that an operator takes.
 
@@ -46,7 +46,7 @@ class Input:
     overwritten: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen, which would make importing slower
 class Output:
     """A tensor that an operator returns.
 

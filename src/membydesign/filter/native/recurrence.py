@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from membydesign.design import LinearRecurrence
+from membydesign import design as designs
 from membydesign.filter.native import build as native
 from membydesign.filter.native.mean_pass import SOURCE, chunk_size, mean_pass
 from membydesign.filter.torch import recurrence
@@ -23,5 +23,5 @@ def why_not(design: Design, request: Request) -> str | None:
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] with the native mean pass."""
-    assert isinstance(design, LinearRecurrence)
+    assert isinstance(design, designs.LinearRecurrence)
     return recurrence.run_with(design, request, mean_pass, chunk_size(request.x.q.shape[-1]))

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from membydesign.design import AdditiveDesign, Gains, RowDrift, Sums
+from membydesign import design as designs
+from membydesign.design import Gains, RowDrift
 from membydesign.filter.inputs import Run
 from membydesign.filter.torch.mean_pass import mean_pass
 from membydesign.products import product
@@ -27,7 +28,7 @@ from membydesign.products import product
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from membydesign.design import Design
+    from membydesign.design import AdditiveDesign, Design, Sums
     from membydesign.filter.inputs import Inputs, Request
     from membydesign.filter.torch.mean_pass import MeanPass, Means
 
@@ -59,14 +60,14 @@ SharesOf = Callable[..., Shares]
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     del request
-    if not isinstance(design, AdditiveDesign):
+    if not isinstance(design, designs.AdditiveDesign):
         return f"for {design.title}, since this kernel adds up the sums of an AdditiveDesign"
     return None
 
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in torch."""
-    assert isinstance(design, AdditiveDesign)
+    assert isinstance(design, designs.AdditiveDesign)
     size = request.tokens_in_chunk(64)
     return run_with(design, request, mean_pass, size, partial(shares_by, mean_pass, size))
 
@@ -95,12 +96,12 @@ def run_with(design: AdditiveDesign, request: Request, means: Means, size: int, 
 
     shares = shares_of(total - to_total, to_total, x.q, x.k, weight, log_decay, return_seen=request.return_variance)
     output, deviation = read(shares.weights, shares.sum)
-    state = design.state_of(Sums(deviation + to_table, shares.deviation + to_total))
+    state = design.state_of(designs.Sums(deviation + to_table, shares.deviation + to_total))
     weights = None if shares.seen is None else design.variance_weights(shares.seen, x.q)
     variance = None if weights is None else read(weights, weights.sum(-1))[0]
     evidence = None
     if request.return_evidence or (request.return_variance and variance is None):
-        start = Sums(table - to_table, total - to_total)
+        start = designs.Sums(table - to_table, total - to_total)
         of_tables, evidence = _by_tables(design, request, start)
         variance = of_tables if variance is None else variance
     return Run(output, state, None, variance, evidence)
@@ -177,4 +178,4 @@ def _sums_of_chunk(design: AdditiveDesign, x: Inputs, deviation: Sums) -> tuple[
         before.append(predicted + to)
         after.append(predicted + added + to)
         last.append((predicted + added)[:, :, -1])
-    return Sums(*before), Sums(*after), Sums(*last)
+    return designs.Sums(*before), designs.Sums(*after), designs.Sums(*last)

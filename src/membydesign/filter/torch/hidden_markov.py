@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from membydesign.design import HiddenMarkov, StateBelief
-from membydesign.design.hidden_markov import FLOOR, log_predicted
+from membydesign import design as designs
 from membydesign.filter.inputs import Run
 from membydesign.filter.transforms import hidden, values
 
@@ -33,7 +32,7 @@ NAME, BACKEND = "torch, hidden Markov chains in chunks", "torch"
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     del request
-    if type(design) is not HiddenMarkov:
+    if type(design) is not designs.HiddenMarkov:
         return f"for {design.title}, since this kernel filters the chains of HiddenMarkov"
     return None
 
@@ -56,11 +55,13 @@ def run(design: Design, request: Request) -> Run:
         if request.return_variance:
             variances.append((belief * (q - mean[..., None, :]).square()).sum(-2))
     variance = torch.cat(variances, 1) if variances else None
-    return Run(torch.cat(outputs, 1), StateBelief(log_belief), None, variance, torch.cat(evidences, 1))
+    return Run(torch.cat(outputs, 1), designs.StateBelief(log_belief), None, variance, torch.cat(evidences, 1))
 
 
 def _jumps(log_stay: Tensor, x: Inputs) -> bool:
     """Whether every token of a chunk jumps with a probability that keeps all predictions above `FLOOR`."""
+    from membydesign.design.hidden_markov import FLOOR
+
     return not hidden(log_stay) and -values(log_stay).max().expm1().item() / x.q.shape[-1] > FLOOR
 
 
@@ -84,6 +85,8 @@ def _in_probabilities(log_belief: Tensor, log_likelihood: Tensor, log_stay: Tens
 
 def _in_logarithms(log_belief: Tensor, log_likelihood: Tensor, log_stay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same in log space."""
+    from membydesign.design.hidden_markov import log_predicted
+
     beliefs, normalisers = [], []
     for likelihood, stay in zip(log_likelihood.unbind(1), log_stay.unbind(1), strict=True):
         joint = log_predicted(log_belief, stay) + likelihood

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from membydesign.design import Gains, LinearRecurrence, RowDrift
+from membydesign import design as designs
+from membydesign.design import Gains, RowDrift
 from membydesign.filter.inputs import LONGEST_CHUNK, Run
 from membydesign.filter.torch.mean_pass import mean_pass
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from membydesign.design import Design
+    from membydesign.design import Design, LinearRecurrence
     from membydesign.filter.inputs import Request
     from membydesign.filter.torch.mean_pass import Means
 
@@ -27,14 +28,14 @@ NAME, BACKEND = "torch, linear recurrence in chunks", "torch"
 def why_not(design: Design, request: Request) -> str | None:
     """Why this kernel cannot filter the request; None if it can."""
     del request
-    if not isinstance(design, LinearRecurrence):
+    if not isinstance(design, designs.LinearRecurrence):
         return f"for {design.title}, since this kernel runs a LinearRecurrence"
     return None
 
 
 def run(design: Design, request: Request) -> Run:
     """Filter [B,T] in torch."""
-    assert isinstance(design, LinearRecurrence)
+    assert isinstance(design, designs.LinearRecurrence)
     return run_with(design, request, mean_pass, 64)
 
 

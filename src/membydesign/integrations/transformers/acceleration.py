@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-VERSIONS = ("5.22",)
+VERSIONS = ("5.20", "5.21", "5.22", "5.23")
 """Versions of Transformers whose layers were read and tested."""
 
 LAYERS = {

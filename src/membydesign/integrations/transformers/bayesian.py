@@ -36,6 +36,7 @@ from membydesign.integrations.transformers.acceleration import forward_with, rep
 from membydesign.integrations.transformers.packing import boundaries
 from membydesign.layers.base import unit
 from membydesign.layers.parameters import LearnedParameter
+from membydesign.layers.projected import for_every_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +101,7 @@ class BayesianMemory(nn.Module):
         def filtered(*tensors: Tensor, g: Tensor, beta: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
             q, k, v = tensors
             q, k, v = unit(q.float()) * q.shape[-1] ** -0.5, unit(k.float()), v.float()
+            q, k = for_every_head(q, v.shape[2]), for_every_head(k, v.shape[2])
             parameters = self._step_parameters(hidden_states, attention_mask, k, g.float(), beta.float())
             output, state = self._filter(q, k, v, parameters, options)
             return output.to(tensors[0].dtype), state

@@ -4,7 +4,8 @@ r"""Gated DeltaNet and KDA as Transformers calls them, on this library's kernels
 
 A_t is a number for each head (Gated DeltaNet) or for each row (KDA). Whole sequences run the native mean pass, tokens
 after a cached state the native decoding step. q and k are [B,T,H,D], v is [B,T,H,M], states are [B,H,D,M]. As in
-Transformers' code, everything is computed in float32 whatever the type of the model.
+Transformers' code, everything is computed in float32 whatever the type of the model. q and k may have fewer heads
+than v, each for several heads of values (Transformers repeats them itself before version 5.23).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from membydesign.filter.native.step import native_step
 from membydesign.integrations.transformers.native import mean_pass, without_subnormals
 from membydesign.integrations.transformers.packing import boundaries, each
 from membydesign.integrations.transformers.replaceable import Replacement
+from membydesign.layers.projected import for_every_head
 
 EPS = 1e-6
 """ε of the L2 norm of queries and keys, a constant of Transformers' functions."""
@@ -54,11 +56,12 @@ def _unit(x: Tensor, scale: float = 1.0) -> Tensor:
     return _Unit.apply(x, scale)
 
 
-def _prepared(query: Tensor, key: Tensor, normalise: bool) -> tuple[Tensor, Tensor]:
-    """Queries, normalised if requested and divided by √D, and keys, in float32."""
+def _prepared(query: Tensor, key: Tensor, heads: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """Queries, normalised if requested and divided by √D, and keys, in float32 and for every head of values."""
     query, key = query.float(), key.float()
     scale = query.shape[-1] ** -0.5
-    return (_unit(query, scale), _unit(key)) if normalise else (query * scale, key)
+    query, key = (_unit(query, scale), _unit(key)) if normalise else (query * scale, key)
+    return for_every_head(query, heads), for_every_head(key, heads)
 
 
 def _sequence(
@@ -85,7 +88,7 @@ def chunk_delta_rule(
     """Filter whole sequences; g is the log decay, [B,T,H] or [B,T,H,D]. Packed sequences are kept apart."""
     del chunk_size  # the native code's own is faster, and results do not depend on it
     bounds = boundaries(key.shape[1], options)
-    q, k = _prepared(query, key, use_qk_l2norm_in_kernel)
+    q, k = _prepared(query, key, value.shape[2], use_qk_l2norm_in_kernel)
     tensors = (q, k, value.float(), g.float(), beta.float())
     output, state = each(bounds, _sequence, tensors, initial_state)
     return output.to(query.dtype), state if output_final_state else None
@@ -131,6 +134,7 @@ def _step(
     if normalise:  # RMS norms are √D times as long, which strengths and the output make up for
         q, k = F.rms_norm(torch.cat((q, k)), (D,), None, EPS / D).chunk(2)
         square = float(D)
+    q, k = for_every_head(q, value.shape[2]), for_every_head(k, value.shape[2])
     log_decay, strength = g[:, 0].float(), beta[:, 0].float().unsqueeze(-1)
     if log_decay.ndim == 2:
         log_decay = log_decay.unsqueeze(-1)
