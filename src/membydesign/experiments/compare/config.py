@@ -120,4 +120,4 @@ PRESETS = {
     ),
     "cpu": CompareConfig(),
 }
-"""`cpu` takes about half a minute per design on one core, and minutes for designs that run token by token."""
+"""`cpu` takes a minute or two per design on one core, most of it for calibration; low rank takes several."""
