@@ -15,6 +15,14 @@ _KNOWN = {
     r"\end{aligned}": r"\end{align*}",
     r"\arg": r"\mathrm{arg}\,",
 }
+# Letters of a font need braces for the converter.
+_FONT = re.compile(r"\\(mathcal|mathbf|mathrm|mathbb) ([A-Za-z])(?![A-Za-z])")
+# ∼, ⪯ and ⪰, which the converter takes for letters: operators have space around them.
+_RELATIONS = {
+    "<mi>&#x0007E;</mi>": "<mo>&#x0223C;</mo>",
+    "<mi>&#x02AAF;</mi>": "<mo>&#x02AAF;</mo>",
+    "<mi>&#x02AB0;</mi>": "<mo>&#x02AB0;</mo>",
+}
 # What MathML Core left out of MathML: bold italic letters are characters of their own in Unicode.
 _BOLD = re.compile(r'<mi mathvariant="bold-italic">&#x([0-9A-F]+);</mi>')
 
@@ -33,7 +41,10 @@ def mathml(tex: str, *, block: bool) -> str:
     known = tex
     for command, other in _KNOWN.items():
         known = re.sub(re.escape(command) + r"(?![a-zA-Z])", lambda _, other=other: other, known)
+    known = _FONT.sub(r"\\\1{\2}", known)
     converted = convert(known.strip(), display="block" if block else "inline")
+    for name, operator in _RELATIONS.items():
+        converted = converted.replace(name, operator)
     unknown = re.findall(r"<m[ion]>(\\[A-Za-z]+|&)</m[ion]>", converted)
     if unknown:
         raise ValueError(f"{' '.join(unknown)}: not known to the converter of formulas, in {tex!r}")

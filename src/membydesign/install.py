@@ -34,6 +34,16 @@ def portable_install_hint(extra: str = "") -> str:
     return _command(CHECKOUT, False, extra) if _is_path(source) else _command(source, editable, extra)
 
 
+def source_folder(package: Path | None = None) -> Path | None:
+    """Return the checkout that the running package lies in or was installed from; None if it is not there.
+
+    The working directory does not count: it may belong to somebody else.
+    """
+    package, (source, _) = package or Path(__file__).resolve().parent, _source()
+    candidates = [package.parents[1]] if package.parent.name == "src" else [Path(source)] if _is_path(source) else []
+    return next((each for each in candidates if (each / "pyproject.toml").is_file()), None)
+
+
 def _source() -> tuple[str, bool]:
     """Return what pip installs, and whether it is an editable install."""
     try:

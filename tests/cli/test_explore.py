@@ -3,45 +3,21 @@
 import base64
 import hashlib
 import json
-import math
-import random
 import re
 import shutil
 import subprocess
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-from membydesign import Belief, catalogue, filter_step
+from explorer_reference import DESIGNS, PAPER, expected, random_requests
 from membydesign.cli.app import app
-from membydesign.design import Dense, Diagonal
 from membydesign.explore import FOLDER, page, wasm
 
 NODE = shutil.which("node")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_node = pytest.mark.skipif(NODE is None, reason="needs node, to run what a browser would run")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 needs_zig = pytest.mark.skipif(not wasm.has_compiler(), reason="needs ziglang, to compile for WebAssembly")
-
-# Chromium's virtual time runs ahead of the thread that compiles WebAssembly, unless the page is busy meanwhile.
-WAIT = """
-setInterval(() => {
-  for (let i = 0; i < 1e5 && !document.querySelector("#numbers td"); i++);
-}, 10)
-"""
-
-D, M, A, B = 16, 6, 0, 1
-DESIGNS = (
-    "bayesian_layer",
-    "bayesian_layer_diagonal",
-    "stationary_bayesian_layer",
-    "gated_deltanet",
-    "deltanet",
-    "linear_attention",
-)
-PAPER = {"rho": 0.92, "l2": 0.05, "r2": 0.05, "p0": 3, "decay": 1, "seed": 2, "target": 40, "distractor": 60}
 
 
 def in_node(script, kernel: str | None = None) -> Any:
@@ -62,88 +38,6 @@ def shown(requests, kernel=None):
     """What the page shows for each (design, settings, t)."""
     one = "([name, settings, t]) => numbers(simulate(kernel, name, { writes: '', ...settings }), t)"
     return in_node(f"const result = {json.dumps(requests)}.map({one})", kernel)
-
-
-def written(s):
-    """The identities of the writes, in order."""
-    if s.get("writes"):
-        return ["ABCDEF".index(part[0]) for part in s["writes"].split() for _ in range(int(part[1:] or 1))]
-    return [*range(M)] * s["seed"] + [B] * s["target"] + [A] * s["distractor"]
-
-
-def expected(name, s, t):
-    """The same numbers from `filter_step`, and from the paper's equations for u, beta and the gain."""
-    eye = torch.eye(D, dtype=torch.float64)
-    keys = eye[:M].clone()
-    keys[B] = s["rho"] * eye[0] + math.sqrt(1 - s["rho"] ** 2) * eye[1]
-    values = torch.eye(M, dtype=torch.float64)
-    design = catalogue[name]
-    parameters = {"write_noise": s["r2"]}
-    kept = name in DESIGNS[:3]
-    if kept:
-        design = design.replace(covariance=(Diagonal if "diagonal" in name else Dense)(float(s["p0"])))
-    variance = {0: "process_noise", 1: "process_noise", 2: "stationary_variance"}.get(
-        DESIGNS.index(name), "prior_variance"
-    )
-    parameters[variance] = s["p0"] if variance == "stationary_variance" else s["l2"]
-    if any(parameter.name == "log_decay" for parameter in design.step_parameters):
-        parameters["log_decay"] = math.log(s["decay"])
-    belief = Belief.prior(design, 2, 1, D, M, dtype=torch.float64)
-    read = before = torch.zeros(2, M, dtype=torch.float64)
-    order, gain = written(s)[:t], None
-    for i, identity in enumerate(order):
-        k, before = keys[identity], read
-        if i == t - 1:
-            gain = gain_of(name, s, belief, k)
-        output, belief = filter_step(
-            design, belief, keys[[A, B], None], k.expand(2, 1, D), values[identity].expand(2, 1, M), **parameters
-        )
-        read = output[:, 0]
-    difference = (read[1, B] - read[1, A]).item()
-    result = {
-        "retrieval": torch.tensor(difference, dtype=torch.float64).sigmoid().item(),
-        "margin": 2 * torch.tensor(difference, dtype=torch.float64).sigmoid().item() - 1,
-        "readout_B": read[1, B].item(),
-        "readout_A": read[1, A].item(),
-        "readout_at_A": read[0, A].item(),
-        "change_B": (read[1, B] - before[1, B]).item(),
-        "change_A": (read[1, A] - before[1, A]).item(),
-        **dict.fromkeys(("gain", "gain_at_B", "warp", "variance_A", "variance_B", "long_axis", "short_axis")),
-    }
-    if gain is not None:
-        k = keys[order[-1]]
-        along = (k @ gain).item()
-        result |= {"gain": along, "gain_at_B": (keys[B] @ gain).item()}
-        result["warp"] = math.degrees(math.atan2((gain - along * k).norm().item(), along))
-    if kept:
-        P = belief.covariance[0, 0].squeeze(0)
-        P = P.diag() if P.ndim == 1 else P
-        axes = torch.linalg.eigvalsh(P[:2, :2]).clamp(min=0).sqrt()
-        result |= {"variance_A": (keys[A] @ P @ keys[A]).item(), "variance_B": (keys[B] @ P @ keys[B]).item()}
-        result |= {"short_axis": axes[0].item(), "long_axis": axes[1].item()}
-    return result
-
-
-def gain_of(name, s, belief, k):
-    """The gain beta u of a write."""
-    if name in DESIGNS[:3]:
-        P = belief.covariance[0, 0].squeeze(0)
-        P, eye, a = P.diag() if P.ndim == 1 else P, torch.eye(D, dtype=torch.float64), s["decay"]
-        noise = s["p0"] * (1 - a * a) if name == "stationary_bayesian_layer" else s["l2"]
-        u = (a * a * P + noise * eye) @ k
-        return u / (s["r2"] + k @ u)
-    return s["l2"] * k / (s["r2"] + s["l2"] * (k @ k))
-
-
-def random_requests(count):
-    random.seed(0)
-    for i in range(count):
-        settings: dict[str, Any] = {name: 10 ** random.uniform(-2.5, 1) for name in ("l2", "r2", "p0")}
-        settings |= {"rho": random.uniform(0, 0.99), "decay": random.choice([1.0, random.uniform(0.5, 1)])}
-        settings |= {"seed": random.randint(0, 2), "target": random.randint(0, 15), "distractor": random.randint(0, 15)}
-        if i % 4 == 0:
-            settings["writes"] = " ".join(f"{random.choice('ABCDEF')}{random.randint(1, 9)}" for _ in range(5))
-        yield DESIGNS[i % len(DESIGNS)], settings, random.randint(0, len(written(settings)))
 
 
 def assert_same(requests, kernel=None):
@@ -171,29 +65,6 @@ def test_the_kernel_built_now_gives_the_same_numbers(tmp_path):
     wasm.build(tmp_path / "step.wasm")
     kernel = base64.b64encode((tmp_path / "step.wasm").read_bytes()).decode()
     assert_same(list(random_requests(12)), kernel)
-
-
-@needs_chromium
-@pytest.mark.slow
-def test_a_browser_shows_the_numbers_and_the_walk(tmp_path):
-    assert CHROMIUM is not None
-    path = tmp_path / "page.html"
-    path.write_text(page("0").replace("</body>", f"<script>{WAIT}</script></body>"), encoding="utf-8")
-    options = ("--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=20000")
-    address = f"{path.as_uri()}#designs={','.join(DESIGNS)}&t=53&story=3"
-    done = subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, timeout=120, check=True)
-    text = done.stdout.decode()
-    rows = re.findall(r"<tr><th scope=.row.>.*?</tr>", text)
-    columns = [expected(name, PAPER, 53) for name in DESIGNS]
-    assert len(rows) == len(columns[0])
-    for row, name in zip(rows, columns[0], strict=True):
-        for cell, column in zip(re.findall(r'<td title="(.*?)">', row), columns, strict=True):
-            if column[name] is None:
-                assert cell == "this design has none"
-            else:
-                assert float(cell) == pytest.approx(column[name], rel=1e-9, abs=1e-9), name
-    assert "4 of 6. The first write of A. The Bayesian Layer learns it with the gain 0.907" in text
-    assert "After 53 of 112 writes (the last write was A)" in text
 
 
 @needs_node

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from membydesign import pretrained
 from membydesign.cli.completion import DTYPES, dtypes
 from membydesign.cli.output import expect_one_of, fail
 from membydesign.files import hub_name
@@ -17,9 +18,28 @@ from membydesign.files import hub_name
 if TYPE_CHECKING:
     import torch
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face Hub.")]
+
+def located(source: str | None) -> str | None:
+    """Return the folder that a name such as example:characters stands for; any other source as it is."""
+    if source is None or not source.startswith(pretrained.PREFIX):
+        return source
+    try:
+        return str(pretrained.folder(source))
+    except ValueError as error:
+        raise fail(str(error)) from None
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A folder, a name on the Hugging Face Hub, or example:characters.",
+        callback=located,
+    ),
+]
 Tokenizer = Annotated[
-    str | None, typer.Option(metavar="SOURCE", help="Folder or Hub name of the tokenizer. Default: the model's.")
+    str | None,
+    typer.Option(metavar="SOURCE", help="Folder or Hub name of the tokenizer. Default: the model's.", callback=located),
 ]
 Device = Annotated[str | None, typer.Option(metavar="NAME", help="cpu, cuda, … Default: a GPU if there is one.")]
 Dtype = Annotated[
@@ -121,7 +141,8 @@ def name_on_the_hub(source: str) -> str | None:
     try:
         name = hub_name("MODEL", source)
     except ValueError as error:
-        raise fail(str(error)) from None
+        meant = f"; {pretrained.PREFIX}{source} is in this checkout" if source in pretrained.names() else ""
+        raise fail(f"{error}{meant}") from None
     if name == source:
         _say_no_folder(source)
     return name

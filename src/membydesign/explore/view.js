@@ -1,7 +1,6 @@
 /* The page: controls, planes, charts, table, and the walk. All state is in `state`, and in the address after "#". */
 "use strict";
 
-const $ = (id) => document.getElementById(id);
 const CSS_OF = (i) => `var(--d${i})`, NAMES = Object.keys(DESIGNS), DASHES = ["", "7 3", "2 2", "9 3 2 3", "4 4", "1 3"];
 const DECADES = [0.001, 0.01, 0.1, 1].flatMap((ten) => [1, 1.5, 2, 3, 4, 5, 6, 8].map((n) => +(ten * n).toPrecision(3)));
 const VALUES = { l2: [...DECADES, 10], r2: [...DECADES, 10], p0: [...DECADES, 10],
@@ -16,21 +15,7 @@ const REACH = 1.9, MAP = 41; // the plane shown is [-REACH, REACH]^2; the uncert
 
 let kernel, state, runs = {}, panels = {}, queued = false, timer = null, playing = null;
 
-const shown = (x) => (x === null ? "–" : Math.abs(x) < 5e-13 ? "0" : Math.abs(x) < 1e-4 ? x.toExponential(3) : +x.toPrecision(5) + "");
 const whole = () => schedule(state.settings).length;
-
-function svg(parent, name, attributes = {}) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return parent.appendChild(element);
-}
-
-function html(parent, name, text = "", attributes = {}) {
-  const element = document.createElement(name);
-  element.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return parent.appendChild(element);
-}
 
 /* ------------------------------------------------------------------------------------------------ change and draw */
 
@@ -172,9 +157,11 @@ function arrow(x, y) {
 
 function drawPlanes(all) {
   for (const name of Object.keys(panels)) if (!state.designs.includes(name)) { panels[name].figure.remove(); delete panels[name]; }
+  const figures = state.designs.map((name) => (panels[name] ??= buildPlane(name)).figure);
+  // A figure that is moved in the document loses the pointer that drags its key.
+  if (figures.some((figure, i) => $("planes").children[i] !== figure)) $("planes").replaceChildren(...figures);
   for (const name of state.designs) {
-    const panel = (panels[name] ??= buildPlane(name)), { keys, states } = runs[name], { gain, plane } = states[state.t], n = all[name];
-    $("planes").append(panel.figure); // keeps the order of the designs
+    const panel = panels[name], { keys, states } = runs[name], { gain, plane } = states[state.t], n = all[name];
     const [kx, ky] = keys[B];
     panel.A.setAttribute("d", arrow(1, 0));
     panel.B.setAttribute("d", arrow(kx, ky));

@@ -82,21 +82,6 @@ INLINE int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 /* Run `call` for every head, several at once, each thread with room of its own for this many elements; `threads` and
  * `heads` are arguments of the function around it, and `head` and `work` those of the call. The function returns 0, or
  * the bytes that a thread could not allocate; the results are then incomplete. */
-#define OVER_PARTS(elements, pieces, call)                                                               \
-  int64_t missing = 0;                                                                                   \
-  const int64_t parts = heads < threads ? least(pieces, (threads + heads - 1) / heads) : 1;              \
-  threads = least(threads, heads * parts);                                                               \
-  _Pragma("omp parallel num_threads(threads) reduction(max : missing)") {                                \
-    REAL *work = room(elements, &missing);                                                               \
-    _Pragma("omp for schedule(dynamic, 1)") EACH(part, heads * parts) if (work) {                        \
-      const int64_t head = part / parts, start = part % parts * pieces / parts;                          \
-      const int64_t end = (part % parts + 1) * pieces / parts;                                           \
-      call;                                                                                              \
-    }                                                                                                    \
-    free(work);                                                                                          \
-  }                                                                                                      \
-  return missing;
-
 #define OVER_HEADS(elements, call)                                                 \
   int64_t missing = 0;                                                             \
   (void)threads; /* unused where there is no OpenMP */                             \
@@ -155,6 +140,11 @@ INLINE void transpose(REAL *restrict panel, const REAL *from, int64_t ld, int64_
 static void pack(REAL *restrict panel, View B, int64_t j, int64_t k, int64_t columns) {
   const REAL *from = B.at + j * B.column;
   if (columns < TILE_COLUMNS) memset(panel, 0, k * TILE_COLUMNS * sizeof(REAL));
+  if (B.column == 1 && columns == TILE_COLUMNS) { /* without a call for each row */
+    EACH(l, k) _Pragma("GCC unroll 2") EACH(h, 2)
+      *(vec *)(panel + l * TILE_COLUMNS + h * LANES) = *(const vec *)(from + l * B.row + h * LANES);
+    return;
+  }
   if (B.column == 1) {
     EACH(l, k) memcpy(panel + l * TILE_COLUMNS, from + l * B.row, columns * sizeof(REAL));
     return;

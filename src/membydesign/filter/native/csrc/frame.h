@@ -263,13 +263,13 @@ static void decayed_products_back(const Frame *F, const REAL *x1, const REAL *x2
   EACH(s, c) gather(net + s * D, -1, y + s * D, dy + s * D, D, D);
 }
 
-/* Turn the rows of M [D,m] by the angle at the chunk's end, forwards (sign 1) or backwards (-1). */
-static void turn_memory(const Frame *F, REAL *M, int64_t m, REAL sign) {
+/* Turn the rows of M [D,n], `ld` apart, by the angle at the chunk's end, forwards (sign 1) or backwards (-1). */
+static void turn_memory(const Frame *F, REAL *M, int64_t n, int64_t ld, REAL sign) {
   int64_t half = F->D / 2;
   const REAL *c = F->cos + (F->c - 1) * half, *s = F->sin + (F->c - 1) * half;
   EACH(i, half) {
-    REAL *restrict x = M + i * m, *restrict y = M + (i + half) * m, r = c[i], v = sign * s[i];
-    SIMD EACH(j, m) {
+    REAL *restrict x = M + i * ld, *restrict y = M + (i + half) * ld, r = c[i], v = sign * s[i];
+    SIMD EACH(j, n) {
       REAL real = x[j], imaginary = y[j];
       x[j] = r * real - v * imaginary;
       y[j] = v * real + r * imaginary;
@@ -279,7 +279,7 @@ static void turn_memory(const Frame *F, REAL *M, int64_t m, REAL sign) {
 
 /* The same for both sides of P [D,D]. */
 static void turn_covariance(const Frame *F, REAL *P, REAL sign) {
-  turn_memory(F, P, F->D, sign);
+  turn_memory(F, P, F->D, F->D, sign);
   EACH(i, F->D) turn_token(F, P + i * F->D, F->c - 1, sign);
 }
 

@@ -12,9 +12,19 @@ typedef struct {
 
 /* Room of one group. */
 typedef struct {
-  REAL *Y, *R, *G, *other;  /* [c,width], [c,c], [c,c], [c,c] */
-  REAL *U, *along, *o;      /* [c,D], [c,D], [c,M] */
+  REAL *Y, *R, *G, *other;   /* [c,width], [c,c], [c,c], [c,c] */
+  REAL *U, *along, *o;       /* [c,D], [c,D], [c,M] */
+  REAL *weighted;            /* [c,D]: queries, each times the gradient of its variance */
+  REAL *end, *n, *across;    /* [D], [D], [D/2]: of the decay and of the noise at the chunk's end, row by row */
 } InsideBack;
+
+/* What a thread has of a chunk, and others may read. */
+typedef struct {
+  Shared s;
+  Inside y;
+  SharedBack d;
+  InsideBack e;
+} BackRoom;
 
 static SharedBack shared_back_room(const Inputs *x, REAL **work) {
   int64_t C = x->C, D = x->D;
@@ -28,7 +38,8 @@ static SharedBack shared_back_room(const Inputs *x, REAL **work) {
 static InsideBack inside_back_room(const Inputs *x, REAL **work) {
   int64_t C = x->C, D = x->D;
   InsideBack d = {take(work, C * widest(x)), take(work, C * C), take(work, C * C), take(work, C * C),
-                  take(work, C * D),         take(work, C * D), take(work, C * x->M)};
+                  take(work, C * D),         take(work, C * D), take(work, C * x->M), take(work, C * D),
+                  take(work, D),             take(work, D),     take(work, D / 2)};
   return d;
 }
 
@@ -42,86 +53,130 @@ static void cholesky_back(const REAL *R, const REAL *dR, REAL *dG, REAL *other, 
   solve_back(R, c, dG, c, c, panel);
 }
 
-/* Through M = fC M0 + X'E and P = fC P0 fC + nC - X'X, before any turn: what does not go through X and E. */
-static void exit_back(const Inputs *x, const Shared *s, SharedBack *d, const REAL *M0, const REAL *P0, REAL *dM, REAL *dP) {
+/* Rows of M = fC M0 + X'E and P = fC P0 fC + nC - X'X, before any turn: what does not go through X and E. */
+static void exit_back(const Inputs *x, const Shared *s, InsideBack *e, const REAL *M0, const REAL *P0, REAL *dM, REAL *dP,
+                      Range rows) {
   int64_t c = s->F.c, D = x->D, m = x->M, half = D / 2, R = s->F.R;
   const REAL *f = s->F.f + (c - 1) * R;
-  REAL *dn = d->n + (c - 1) * R, *dacross = d->across + (c - 1) * half;
-  EACH(i, D) dn[R == 1 ? 0 : i] += dP[i * D + i] * (R == 1 ? x->rows[i] : 1);
-  if (s->mixed) EACH(i, half) dacross[i] += 2 * dP[i * D + i + half];
-  fade(dM, dP, f, R, D, m);
-  EACH(i, D) d->end[R == 1 ? 0 : i] += dot(dM + i * m, M0 + i * m, m) + 2 * dot(dP + i * D, P0 + i * D, D);
+  for (int64_t i = rows.start; i < rows.end; i++) {
+    e->n[i] = dP[i * D + i] * (R == 1 ? x->rows[i] : 1);
+    if (i < half) e->across[i] = 2 * dP[i * D + i + half];
+  }
+  fade(dP, f, R, D, rows, (Range){0, D});
+  for (int64_t i = rows.start; i < rows.end; i++) {
+    scaled(dM + i * m, f + (R == 1 ? 0 : i), dM + i * m, 1, m);
+    e->end[i] = dot(dM + i * m, M0 + i * m, m) + 2 * dot(dP + i * D, P0 + i * D, D);
+  }
 }
 
-static void group_back(const Inputs *x, const Gradients *o, const Shared *s, const Inside *y, SharedBack *d,
-                       InsideBack *e, const REAL *M0, const REAL *P0, REAL *dM, REAL *dP, int64_t first, int64_t g) {
-  int64_t c = s->F.c, D = x->D, m = x->M, w = y->width, step = x->H * x->G, at = first * x->G + g, R = s->F.R;
-  const REAL *E = y->Y + D, *W = E + m, *end = s->F.f + (c - 1) * R;
-  REAL *dE = e->Y + D, *dW = dE + m, *panel = s->F.panel;
-  const Into half_upper = {0.5, 1, 1}, subtract_twice = {-2, 1, 0};
-
-  /* [dX | dE | dW], and through the triangular solve */
+/* A group of a chunk anew, and what does not depend on the gradient of the belief at the chunk's end. */
+static void before_walk(const Inputs *x, const Gradients *o, const Shared *s, Inside *y, SharedBack *d, InsideBack *e,
+                        const REAL *M0, const REAL *P0, int64_t first, int64_t g) {
+  REAL *panel = s->F.panel;
+  condition(x, NULL, s, y, M0, P0, first, g, &ALONE, panel);
+  int64_t c = s->F.c, D = x->D, m = x->M, w = y->width, step = x->H * x->G, at = first * x->G + g;
+  const REAL *E = y->Y + D, *W = E + m;
+  REAL *dE = e->Y + D, *dW = dE + m;
   EACH(t, c) {
     memcpy(e->o + t * m, o->o + (at + t * step) * m, m * sizeof(REAL));
     memset(dE + t * w, 0, m * sizeof(REAL));
     if (o->squares) add(dE + t * w, 2 * o->squares[at + t * step], E + t * w, m);
   }
-  product(c, D, m, view(E, w), transposed(dM, m), e->Y, w, SET, panel);
-  product(c, D, D, view(y->Y, w), view(dP, D), e->Y, w, subtract_twice, panel);
-  product(c, m, D, view(y->Y, w), view(dM, m), dE, w, ADD, panel);
   product(c, m, c, view(W, w), view(e->o, m), dE, w, ADD, panel);
   product(c, c, m, view(E, w), transposed(e->o, m), dW, w, SET_UPPER, panel);
   EACH(u, c) memset(dW + u * w, 0, u * sizeof(REAL));
-  if (o->variance) EACH(u, c) for (int64_t t = u; t < c; t++) dW[u * w + t] -= 2 * o->variance[at + t * step] * W[u * w + t];
-  solve_back(y->R, c, e->Y, w, w, panel); /* now the gradients of [fC U + exits | V - Kt M0 | U Qt' + noise] */
+  product(c, D, m, view(e->o, m), transposed(M0, m), d->qt, D, ADD, panel);
+  if (!o->variance) return;
+  EACH(u, c) {
+    for (int64_t t = u; t < c; t++) dW[u * w + t] -= 2 * o->variance[at + t * step] * W[u * w + t];
+    const REAL weight = o->variance[at + u * step];
+    d->variance[u] += weight;
+    scaled(e->weighted + u * D, &weight, s->qt + u * D, 1, D);
+  }
+  product(c, D, D, view(e->weighted, D), view(P0, D), d->qt, D, (Into){2, 1, 0}, panel);
+}
 
-  /* R, then G */
-  product(c, c, w, view(y->Y, w), transposed(e->Y, w), e->R, c, SET_UPPER, panel);
+/* The gradient dG of G from those of Y and of b. */
+static void factor_back(const Inputs *x, const Gradients *o, const Inside *y, InsideBack *e, int64_t c, int64_t first,
+                        int64_t g, REAL *panel) {
+  const int64_t step = x->H * x->G, at = first * x->G + g;
   EACH(u, c) {
     REAL pivot = y->R[u * c + u];
     EACH(t, c) e->R[u * c + t] = t < u ? 0 : -e->R[u * c + t];
     if (o->b) e->R[u * c + u] -= 2 * o->b[at + u * step] / (pivot * pivot * pivot);
   }
   cholesky_back(y->R, e->R, e->G, e->other, c, panel);
+}
+
+/* dM and dP from a chunk's end to its start, by a whole team. */
+static void walk_group(const Inputs *x, const Gradients *o, const Shared *s, const Inside *y, InsideBack *e,
+                       const REAL *M0, const REAL *P0, REAL *dM, REAL *dP, int64_t first, int64_t g, const Team *team,
+                       REAL *panel) {
+  int64_t c = s->F.c, D = x->D, m = x->M, w = y->width, R = s->F.R;
+  const REAL *E = y->Y + D, *end = s->F.f + (c - 1) * R;
+  REAL *dE = e->Y + D, *dW = dE + m;
+  const Range rows = part(team, D, TILE_COLUMNS), columns = part(team, m, TILE_COLUMNS), all = part(team, w, TILE_COLUMNS);
+  const int64_t r0 = rows.start, nr = rows.end - r0, j0 = columns.start, nj = columns.end - j0;
+
+  /* [dX | dE | dW], and through the triangular solve */
+  product(c, nr, m, view(E, w), transposed(dM + r0 * m, m), e->Y + r0, w, SET, panel);
+  product(c, nr, D, view(y->Y, w), view(dP + r0, D), e->Y + r0, w, (Into){-2, 1, 0}, panel);
+  product(c, nj, D, view(y->Y, w), view(dM + j0, m), dE + j0, w, ADD, panel);
+  meet(team);
+  solve_back(y->R, c, e->Y + all.start, all.end - all.start, w, panel); /* now of what R'^-1 was applied to */
+  meet(team);
+
+  /* R, then G; meanwhile, what the belief at the end has directly of that at the start */
+  product_upper(team, c, w, view(y->Y, w), transposed(e->Y, w), e->R, c, 1, 0, panel);
+  meet(team);
+  if (team->rank == 0) factor_back(x, o, y, e, c, first, g, panel);
+  if (team->rank || team->size == 1)
+    exit_back(x, s, e, M0, P0, dM, dP, team->size == 1 ? (Range){0, D} : part_of(D, 1, team->rank - 1, team->size - 1));
+  meet(team);
+
+  /* U, and the belief at the start */
+  product(c, nr, c, view(e->G, c), view(s->kt + r0, D), e->along + r0, D, SET, panel);
+  EACH(t, c) {
+    scaled(e->U + t * D + r0, end + (R == 1 ? 0 : r0), e->Y + t * w + r0, R, nr);
+    add(e->U + t * D + r0, 1, e->along + t * D + r0, nr);
+  }
+  product(c, nr, c, view(dW, w), view(s->qt + r0, D), e->U + r0, D, ADD, panel);
+  EACH(t, c) add(e->along + t * D + r0, 1, e->U + t * D + r0, nr);
+  product(D, nj, c, transposed(s->kt, D), view(dE + j0, w), dM + j0, m, SUBTRACT, panel);
+  product(D, nj, c, transposed(s->qt, D), view(e->o + j0, m), dM + j0, m, ADD, panel);
+  meet(team);
+  /* dP += (Kt'U + U'Kt) / 2, which for all rows is added in another order below the diagonal: hence the upper triangle */
+  product_upper(team, D, c, transposed(s->kt, D), view(e->U, D), dP, D, 0.5, 1, panel);
+  product_upper(team, D, c, transposed(e->U, D), view(s->kt, D), dP, D, 0.5, 1, panel);
+  if (o->variance) product_upper(team, D, c, transposed(e->weighted, D), view(s->qt, D), dP, D, 1, 1, panel);
+  meet(team);
+  if (team->rank == 0) mirror(dP, D);
+  meet(team);
+}
+
+/* What a group's walk says of what all groups share, and of its own inputs. */
+static void after_walk(const Inputs *x, const Gradients *o, const Shared *s, const Inside *y, SharedBack *d, InsideBack *e,
+                       const REAL *M0, const REAL *P0, int64_t first, int64_t g) {
+  int64_t c = s->F.c, D = x->D, m = x->M, w = y->width, step = x->H * x->G, at = first * x->G + g, R = s->F.R;
+  const REAL *end = s->F.f + (c - 1) * R;
+  REAL *dE = e->Y + D, *dW = dE + m, *panel = s->F.panel, *dn = d->n + (c - 1) * R;
   EACH(u, c) {
     o->r2[at + u * step] = e->G[u * c + u];
     d->kk[u * c + u] += e->G[u * c + u];
     for (int64_t t = u + 1; t < c; t++) d->kk[u * c + t] += e->G[u * c + t] + e->G[t * c + u];
     add(d->qk + u * c + u, 1, dW + u * w + u, c - u);
+    memcpy(o->v + (at + u * step) * m, dE + u * w, m * sizeof(REAL));
   }
-
-  /* U, Kt and Qt */
-  product(c, D, c, view(e->G, c), view(s->kt, D), e->along, D, SET, panel);
-  EACH(t, c) {
-    scaled(e->U + t * D, end, e->Y + t * w, R, D);
-    gather(d->end, 1, e->U + t * D, y->U + t * D, R, D);
-    add(e->U + t * D, 1, e->along + t * D, D);
-    add(d->exits + t * D, 1, e->Y + t * w, D);
-  }
-  product(c, D, c, view(dW, w), view(s->qt, D), e->U, D, ADD, panel);
-  EACH(i, c * D) e->along[i] += e->U[i];
+  EACH(i, D) dn[R == 1 ? 0 : i] += e->n[i], d->end[R == 1 ? 0 : i] += e->end[i];
+  if (s->mixed) add(d->across + (c - 1) * (D / 2), 1, e->across, D / 2);
   product(c, D, D, view(e->along, D), view(P0, D), d->kt, D, ADD, panel);
   product(c, D, m, view(dE, w), transposed(M0, m), d->kt, D, SUBTRACT, panel);
   product(c, D, c, transposed(dW, w), view(y->U, D), d->qt, D, ADD, panel);
-  product(c, D, m, view(e->o, m), transposed(M0, m), d->qt, D, ADD, panel);
-
-  /* the values, and the belief at the start */
-  EACH(t, c) memcpy(o->v + (at + t * step) * m, dE + t * w, m * sizeof(REAL));
-  exit_back(x, s, d, M0, P0, dM, dP);
-  product(D, m, c, transposed(s->kt, D), view(dE, w), dM, m, SUBTRACT, panel);
-  product(D, m, c, transposed(s->qt, D), view(e->o, m), dM, m, ADD, panel);
-  product(D, D, c, transposed(s->kt, D), view(e->U, D), dP, D, half_upper, panel);
-  product(D, D, c, transposed(e->U, D), view(s->kt, D), dP, D, half_upper, panel);
-  if (o->variance) {
-    EACH(t, c) {
-      REAL weight = o->variance[at + t * step];
-      d->variance[t] += weight;
-      scaled(e->along + t * D, &weight, s->qt + t * D, 1, D);
-    }
-    product(D, D, c, transposed(e->along, D), view(s->qt, D), dP, D, (Into){1, 1, 1}, panel);
-    product(c, D, D, view(e->along, D), view(P0, D), d->qt, D, (Into){2, 1, 0}, panel);
+  EACH(t, c) {
+    add(d->exits + t * D, 1, e->Y + t * w, D);
+    scaled(e->U + t * D, end, e->Y + t * w, R, D); /* dU is no longer needed */
+    gather(d->end, 1, e->U + t * D, y->U + t * D, R, D);
   }
-  mirror(dP, D);
 }
 
 /* Noise built up, from the last token to the first: n_t = a_t^2 n_{t-1} + l2_t N(Theta_t), or l2_t (1 - a_t^2). */
@@ -185,38 +240,56 @@ static void shared_back(const Inputs *x, const Gradients *o, const Shared *s, Sh
   drift_back(&s->F, d->net, d->end, d->angle, o->log_a + first * x->R, x->rotates ? o->angle + first * half : NULL, x->R, H);
 }
 
-static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REAL *work) {
+/* The gradient of a belief at a chunk's end, turned back, and that of the angle. */
+static void turn_back(const Inputs *x, BackRoom *room, const REAL *M, const REAL *P, REAL *dM, REAL *dP, const Team *team) {
+  const int64_t D = x->D, m = x->M;
+  REAL *angle = room->d.angle + (room->s.F.c - 1) * (D / 2);
+  if (!x->rotates) return;
+  if (team->rank == 0) {
+    turn_angle(&room->s.F, angle, 1, M + D * m, dM, m);
+    turn_angle(&room->s.F, angle, 2, P + D * D, dP, D);
+    turn_memory(&room->s.F, dM, m, m, -1);
+    turn_covariance(&room->s.F, dP, -1);
+  }
+  meet(team);
+}
+
+static void backward_head(const Inputs *x, const Gradients *o, int64_t head, const Team *team, REAL *work) {
   int64_t T = x->T, H = x->H, G = x->G, D = x->D, m = x->M, C = x->C, K = (T + C - 1) / C;
-  Shared s = shared_room(x, &work);
-  Inside y = inside_room(x, &work);
-  SharedBack d = shared_back_room(x, &work);
-  InsideBack e = inside_back_room(x, &work);
-  for (int64_t i = K - 1; i >= 0; i--) {
-    int64_t start = i * C, c = least(C, T - start), first = ((head / H) * T + start) * H + head % H;
-    share(x, &s, first, c);
-    memset(d.k, 0, (d.kk - d.k) * sizeof(REAL)); /* all that lies before kk, in one piece */
-    memset(d.kk, 0, c * c * sizeof(REAL));
-    memset(d.qk, 0, c * c * sizeof(REAL));
-    memset(d.end, 0, D * sizeof(REAL));
-    memset(d.variance, 0, c * sizeof(REAL));
-    EACH(g, G) {
-      int64_t n = head * G + g, slot = n * (K + 1) + i;
-      const REAL *M = o->saved_M + slot * D * m, *P = o->saved_P + slot * D * D;
-      REAL *dM = o->M + n * D * m, *dP = o->P + n * D * D;
-      if (x->rotates) {
-        REAL *angle = d.angle + (c - 1) * (D / 2);
-        turn_angle(&s.F, angle, 1, M + D * m, dM, m);
-        turn_angle(&s.F, angle, 2, P + D * D, dP, D);
-        turn_memory(&s.F, dM, m, -1);
-        turn_covariance(&s.F, dP, -1);
-      }
-      condition(x, &s, &y, M, P, first, g);
-      group_back(x, o, &s, &y, &d, &e, M, P, dM, dP, first, g);
+  BackRoom mine = {.s = shared_room(x, &work)}, *rooms[TEAM_MOST] = {&mine};
+  mine.y = inside_room(x, &work), mine.d = shared_back_room(x, &work), mine.e = inside_back_room(x, &work);
+  team_rooms(team, &mine, (void **)rooms);
+  SharedBack *d = &mine.d;
+  const int64_t first_of_head = (head / H) * T * H + head % H;
+  for (int64_t last = K - 1; last >= 0; last -= team->size) { /* chunks last, last - 1, …: one for each thread */
+    const int64_t own = last - team->rank, c = own < 0 ? 0 : least(C, T - own * C), first = first_of_head + own * C * H;
+    if (own >= 0) {
+      share(x, &mine.s, first, c);
+      memset(d->k, 0, (d->kk - d->k) * sizeof(REAL)); /* all that lies before kk, in one piece */
+      memset(d->kk, 0, c * c * sizeof(REAL));
+      memset(d->qk, 0, c * c * sizeof(REAL));
+      memset(d->end, 0, D * sizeof(REAL));
+      memset(d->variance, 0, c * sizeof(REAL));
     }
-    shared_back(x, o, &s, &d, first);
+    EACH(g, G) {
+      const int64_t n = head * G + g;
+      const REAL *M0 = o->saved_M + n * (K + 1) * D * m, *P0 = o->saved_P + n * (K + 1) * D * D;
+      REAL *dM = o->M + n * D * m, *dP = o->P + n * D * D;
+      if (own >= 0) before_walk(x, o, &mine.s, &mine.y, d, &mine.e, M0 + own * D * m, P0 + own * D * D, first, g);
+      meet(team);
+      EACH(r, least(team->size, last + 1)) {
+        BackRoom *room = rooms[r];
+        const int64_t i = last - r;
+        const REAL *M = M0 + i * D * m, *P = P0 + i * D * D;
+        turn_back(x, room, M, P, dM, dP, team);
+        walk_group(x, o, &room->s, &room->y, &room->e, M, P, dM, dP, first_of_head + i * C * H, g, team, mine.s.F.panel);
+      }
+      if (own >= 0) after_walk(x, o, &mine.s, &mine.y, d, &mine.e, M0 + own * D * m, P0 + own * D * D, first, g);
+    }
+    if (own >= 0) shared_back(x, o, &mine.s, d, first);
   }
 }
 
 ENTRY(backward, Inputs, x, Gradients, o) {
-  OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
+  OVER_TEAMS(work_elements(x), team_of(x), backward_head(x, o, head, team, work))
 }

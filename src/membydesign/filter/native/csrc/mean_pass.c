@@ -7,10 +7,12 @@
  *     o_t = qt_t' M0 + sum_{s<=t} qd_st Y_s,        M = fC M0 + exits' Y
  *
  * Heads run in parallel. Forward saves the mean at every chunk's start (and at the end); backward computes the inside of
- * a chunk anew.
+ * a chunk anew. Where there are fewer heads than threads, forward splits value columns between them, and backward walks
+ * as many chunks at once: in each, one thread does what belongs to the chunk, and all carry dM through, each its columns.
  */
 #include "frame.h"
 #include "layout.h"
+#include "team.h"
 
 #define INPUTS(X)                                                                   \
   X(INT, T) X(INT, H)                                                               \
@@ -112,19 +114,21 @@ static void correct(const Chunk *y, int64_t m) {
   }
 }
 
-/* The adjoint: dY holds the gradient of the writes at first; dE that of the errors, and on return of V - Kt M0. */
-static void correct_back(const Chunk *y, REAL *dY, REAL *dE, int64_t m, int corrects) {
+/* The adjoint for n of m columns: dY holds the gradient of the writes at first; dE that of the errors, and on return of
+ * V - Kt M0. */
+static void correct_back(const Chunk *y, REAL *dY, REAL *dE, int64_t n, int64_t m, int corrects, const REAL *strengths,
+                         REAL *panel) {
   int64_t c = y->F.c;
   for (int64_t start = (c - 1) / SOLVED * SOLVED; start >= 0; start -= SOLVED) {
     int64_t end = least(start + SOLVED, c);
     if (corrects && end < c)
-      product(end - start, m, c - end, view(y->kd + start * c + end, c), view(dE + end * m, m), dY + start * m, m,
-              SUBTRACT, y->F.panel);
+      product(end - start, n, c - end, view(y->kd + start * c + end, c), view(dE + end * m, m), dY + start * m, m,
+              SUBTRACT, panel);
     for (int64_t t = end - 1; t >= start; t--) {
       REAL *restrict d = dE + t * m, *restrict w = dY + t * m;
-      for (int64_t u = t + 1; u < end && corrects; u++) add(w, -y->kd[t * c + u], dE + u * m, m);
-      const REAL *restrict g = y->g + t * m;
-      SIMD EACH(j, m) d[j] += g[j] * w[j];
+      for (int64_t u = t + 1; u < end && corrects; u++) add(w, -y->kd[t * c + u], dE + u * m, n);
+      const REAL *restrict g = strengths + t * m;
+      SIMD EACH(j, n) d[j] += g[j] * w[j];
     }
   }
 }
@@ -153,8 +157,9 @@ static void inside(const Inputs *x, Chunk *y, const REAL *M, int64_t first, int6
   }
 }
 
-static void fade(REAL *M, const REAL *f, int64_t R, int64_t D, int64_t m) {
-  EACH(i, D) scaled(M + i * m, f + (R == 1 ? 0 : i), M + i * m, 1, m);
+/* n of m columns of M fade. */
+static void fade(REAL *M, const REAL *f, int64_t R, int64_t D, int64_t n, int64_t m) {
+  EACH(i, D) scaled(M + i * m, f + (R == 1 ? 0 : i), M + i * m, 1, n);
 }
 
 static void forward_head(const Inputs *x, const Outputs *o, int64_t head, REAL *work) {
@@ -169,9 +174,9 @@ static void forward_head(const Inputs *x, const Outputs *o, int64_t head, REAL *
     product(c, m, D, view(y.qt, D), view(M, m), o->o + first * m, H * m, SET, panel);
     product(c, m, c, transposed(y.qd, c), view(y.Y, m), o->o + first * m, H * m, ADD, panel);
     EACH(t, o->e ? c : 0) memcpy(o->e + (first + t * H) * m, y.E + t * m, m * sizeof(REAL));
-    fade(M, y.F.f + (c - 1) * y.F.R, y.F.R, D, m);
+    fade(M, y.F.f + (c - 1) * y.F.R, y.F.R, D, m, m);
     product(D, m, c, transposed(y.exits, D), view(y.Y, m), M, m, ADD, panel);
-    if (x->rotates) turn_memory(&y.F, M, m, 1);
+    if (x->rotates) turn_memory(&y.F, M, m, m, 1);
   }
 }
 
@@ -192,45 +197,67 @@ static ChunkBack chunk_back_room(const Inputs *x, REAL **work) {
   return d;
 }
 
-static void chunk_back(const Inputs *x, const Gradients *o, const Chunk *y, ChunkBack *d, const REAL *M, REAL *dM,
-                       int64_t first) {
-  int64_t c = y->F.c, D = x->D, m = x->M, H = x->H, half = D / 2, R = y->F.R, each = m / x->S;
+/* What a thread has of a chunk in backward, and others may read. */
+typedef struct {
+  Chunk y;
+  ChunkBack d;
+  REAL *dM; /* [D,M]: the gradient of the mean at the chunk's end, if threads share the head */
+} BackRoom;
+
+/* A chunk anew, and all gradients inside it that do not depend on that of the mean at its end. */
+static void before_walk(const Inputs *x, const Gradients *o, Chunk *y, ChunkBack *d, const REAL *M, int64_t first, int64_t c) {
+  int64_t D = x->D, m = x->M, H = x->H;
   REAL *panel = y->F.panel;
+  inside(x, y, M, first, c);
   memset(d->q, 0, (d->d - d->q) * sizeof(REAL)); /* q, k, net and angle, in one piece */
   memset(d->end, 0, D * sizeof(REAL));
-  if (x->rotates) {
-    turn_angle(&y->F, d->angle + (c - 1) * half, 1, M + D * m, dM, m);
-    turn_memory(&y->F, dM, m, -1);
-  }
   EACH(t, c) {
     memcpy(d->o + t * m, o->o + (first + t * H) * m, m * sizeof(REAL));
     if (o->e) memcpy(d->E + t * m, o->e + (first + t * H) * m, m * sizeof(REAL));
     else memset(d->E + t * m, 0, m * sizeof(REAL));
   }
-  /* writes, then errors */
   product(c, m, c, view(y->qd, c), view(d->o, m), d->Y, m, SET, panel);
-  product(c, m, D, view(y->exits, D), view(dM, m), d->Y, m, ADD, panel);
-  product(c, D, m, view(y->Y, m), transposed(dM, m), d->exits, D, SET, panel);
-  correct_back(y, d->Y, d->E, m, x->k != NULL);
+  product(c, c, m, view(y->Y, m), transposed(d->o, m), d->qd, c, SET_UPPER, panel);
+  EACH(s, c) memset(d->qd + s * c, 0, s * sizeof(REAL));
+  product(c, D, m, view(d->o, m), transposed(M, m), d->qt, D, SET, panel);
+}
+
+/* What the gradient dM of the mean at a chunk's end says of the chunk; dM is turned back on the way. */
+static void at_end(const Inputs *x, const Chunk *y, ChunkBack *d, const REAL *M, REAL *dM) {
+  int64_t c = y->F.c, D = x->D, m = x->M, R = y->F.R;
+  const REAL *f = y->F.f + (c - 1) * R;
+  if (x->rotates) {
+    turn_angle(&y->F, d->angle + (c - 1) * (D / 2), 1, M + D * m, dM, m);
+    turn_memory(&y->F, dM, m, m, -1);
+  }
+  product(c, D, m, view(y->Y, m), transposed(dM, m), d->exits, D, SET, y->F.panel);
+  EACH(i, D) d->end[R == 1 ? 0 : i] += f[R == 1 ? 0 : i] * dot(dM + i * m, M + i * m, m);
+}
+
+/* Columns of dM, turned back, from a chunk's end to its start, and of the writes and errors on the way. */
+static void walk_columns(const Inputs *x, const Chunk *y, ChunkBack *d, REAL *dM, Range columns, REAL *panel) {
+  int64_t c = y->F.c, D = x->D, m = x->M, R = y->F.R, j = columns.start, n = columns.end - columns.start;
+  product(c, n, D, view(y->exits, D), view(dM + j, m), d->Y + j, m, ADD, panel);
+  correct_back(y, d->Y + j, d->E + j, n, m, x->k != NULL, y->g + j, panel);
+  fade(dM + j, y->F.f + (c - 1) * R, R, D, n, m);
+  product(D, n, c, transposed(y->qt, D), view(d->o + j, m), dM + j, m, ADD, panel);
+  if (x->k) product(D, n, c, transposed(y->kt, D), view(d->E + j, m), dM + j, m, SUBTRACT, panel);
+}
+
+/* All other gradients of the inputs. */
+static void after_walk(const Inputs *x, const Gradients *o, const Chunk *y, ChunkBack *d, const REAL *M, int64_t first) {
+  int64_t c = y->F.c, D = x->D, m = x->M, H = x->H, half = D / 2, R = y->F.R, each = m / x->S;
+  REAL *panel = y->F.panel;
   EACH(t, c) {
     REAL *strength = o->strength + (first + t * H) * x->S;
     EACH(i, x->S) strength[i] = dot(y->E + t * m + i * each, d->Y + t * m + i * each, each);
     memcpy(o->v + (first + t * H) * m, d->E + t * m, m * sizeof(REAL));
   }
-  product(c, c, m, view(y->Y, m), transposed(d->o, m), d->qd, c, SET_UPPER, panel);
-  EACH(s, c) memset(d->qd + s * c, 0, s * sizeof(REAL));
-  product(c, D, m, view(d->o, m), transposed(M, m), d->qt, D, SET, panel);
   if (x->k) {
     product(c, c, m, view(y->Y, m), transposed(d->E, m), d->kd, c, (Into){-1, 0, 1}, panel);
     EACH(s, c) memset(d->kd + s * c, 0, (s + 1) * sizeof(REAL));
     product(c, D, m, view(d->E, m), transposed(M, m), d->kt, D, (Into){-1, 0, 0}, panel);
   }
-  /* the mean at the start */
-  fade(dM, y->F.f + (c - 1) * R, R, D, m);
-  EACH(i, D) d->end[R == 1 ? 0 : i] += dot(dM + i * m, M + i * m, m);
-  product(D, m, c, transposed(y->qt, D), view(d->o, m), dM, m, ADD, panel);
-  if (x->k) product(D, m, c, transposed(y->kt, D), view(d->E, m), dM, m, SUBTRACT, panel);
-  /* the drift */
   decayed_products_back(&y->F, y->q, x->k ? y->k : NULL, y->d, y->qd, y->kd, y->exits, d->qd, d->kd, d->exits, d->q, d->k,
                         d->d, d->net, d->end);
   EACH(t, c) {
@@ -251,26 +278,46 @@ static void chunk_back(const Inputs *x, const Gradients *o, const Chunk *y, Chun
   drift_back(&y->F, d->net, d->end, d->angle, o->log_a + first * x->R, x->rotates ? o->angle + first * half : NULL, x->R, H);
 }
 
-static void backward_head(const Inputs *x, const Gradients *o, int64_t head, REAL *work) {
+static void backward_head(const Inputs *x, const Gradients *o, int64_t head, const Team *team, REAL *work) {
   int64_t T = x->T, H = x->H, D = x->D, m = x->M, C = x->C, K = (T + C - 1) / C;
-  Chunk y = chunk_room(x, &work);
-  ChunkBack d = chunk_back_room(x, &work);
-  for (int64_t i = K - 1; i >= 0; i--) {
-    int64_t start = i * C, first = ((head / H) * T + start) * H + head % H;
+  BackRoom mine = {.y = chunk_room(x, &work)}, *rooms[TEAM_MOST] = {&mine};
+  mine.d = chunk_back_room(x, &work), mine.dM = take(&work, D * m);
+  REAL *dM = o->M + head * D * m;
+  const Range columns = part(team, m, TILE_COLUMNS);
+  team_rooms(team, &mine, (void **)rooms);
+  for (int64_t last = K - 1; last >= 0; last -= team->size) { /* chunks last, last - 1, …: one for each thread */
+    const int64_t i = last - team->rank, first = ((head / H) * T + i * C) * H + head % H;
     const REAL *M = o->saved + (head * (K + 1) + i) * D * m;
-    inside(x, &y, M, first, least(C, T - start));
-    chunk_back(x, o, &y, &d, M, o->M + head * D * m, first);
+    if (i >= 0) before_walk(x, o, &mine.y, &mine.d, M, first, least(C, T - i * C));
+    if (team->size == 1) {
+      at_end(x, &mine.y, &mine.d, M, dM);
+      walk_columns(x, &mine.y, &mine.d, dM, columns, mine.y.F.panel);
+    } else {
+      meet(team);
+      EACH(r, least(team->size, last + 1)) {
+        BackRoom *room = rooms[r];
+        const int64_t j = columns.start, n = columns.end - j;
+        EACH(l, D) memcpy(room->dM + l * m + j, dM + l * m + j, n * sizeof(REAL));
+        if (x->rotates) turn_memory(&room->y.F, dM + j, n, m, -1);
+        walk_columns(x, &room->y, &room->d, dM, columns, mine.y.F.panel);
+      }
+      meet(team);
+      if (i >= 0) at_end(x, &mine.y, &mine.d, M, mine.dM);
+    }
+    if (i >= 0) after_walk(x, o, &mine.y, &mine.d, M, first);
   }
 }
 
 ENTRY(forward, Inputs, x, Outputs, o) {
   if (x->by_token && x->by_group) {
     const Strips s = group_strips(x);
-    OVER_PARTS(group_work(x), s.count, group_forward(x, o, head, start, end, work))
+    OVER_PARTS(group_work(x), s.count, worth(x->T * x->D * x->M, s.count),
+               group_forward(x, o, head, start, end, work))
   }
   if (x->by_token) {
     const Strips s = strips_of(x);
-    OVER_PARTS(token_elements(x), s.count, token_forward(x, o, head, start, end, work))
+    OVER_PARTS(token_elements(x), s.count, worth(x->T * x->D * x->M, s.count),
+               token_forward(x, o, head, start, end, work))
   }
   OVER_HEADS(work_elements(x), forward_head(x, o, head, work))
 }
@@ -280,5 +327,6 @@ ENTRY(backward, Inputs, x, Gradients, o) {
     const Strips s = strips_of(x);
     OVER_HEADS(token_back_elements(x), token_backward(x, o, head, 0, s.count, work))
   }
-  OVER_HEADS(work_elements(x), backward_head(x, o, head, work))
+  const int64_t most = worth(x->T * x->D * x->M, (x->M + TILE_COLUMNS - 1) / TILE_COLUMNS);
+  OVER_TEAMS(work_elements(x) + x->D * x->M + 16, most, backward_head(x, o, head, team, work))
 }

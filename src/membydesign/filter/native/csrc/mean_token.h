@@ -143,7 +143,20 @@ INLINE void forward_tokens(int W, int rows, int corrects, const Inputs *x, const
   store_columns(W, y->o + last * m + j0, o, valid);
 }
 
-/* A call with what is known about a problem as constants: W, rows, corrects, and the other arguments. */
+/* Functions `name_Wrc` in which W, rows and corrects are constants: each on its own, since compilers take half a minute
+ * for all of them in one; and a call of the one that fits a problem. */
+#define SPECIALISE_ONE(function, W, r, c, PARAMETERS, ...) \
+  static __attribute__((noinline)) void function##_##W##r##c PARAMETERS { function(W, r, c, __VA_ARGS__); }
+#define SPECIALISE_WIDTH(function, W, PARAMETERS, ...)           \
+  SPECIALISE_ONE(function, W, 0, 0, PARAMETERS, __VA_ARGS__)     \
+  SPECIALISE_ONE(function, W, 0, 1, PARAMETERS, __VA_ARGS__)     \
+  SPECIALISE_ONE(function, W, 1, 0, PARAMETERS, __VA_ARGS__)     \
+  SPECIALISE_ONE(function, W, 1, 1, PARAMETERS, __VA_ARGS__)
+#define SPECIALISE(function, PARAMETERS, ...)             \
+  SPECIALISE_WIDTH(function, 1, PARAMETERS, __VA_ARGS__)  \
+  SPECIALISE_WIDTH(function, 2, PARAMETERS, __VA_ARGS__)  \
+  SPECIALISE_WIDTH(function, 4, PARAMETERS, __VA_ARGS__)
+
 #define SPECIALISED(function, ...)                            \
   switch (s.W) {                                              \
     case 4: SPECIALISED_ROWS(function, 4, __VA_ARGS__) break; \
@@ -152,12 +165,15 @@ INLINE void forward_tokens(int W, int rows, int corrects, const Inputs *x, const
   }
 #define SPECIALISED_ROWS(function, W, ...)               \
   if (x->R == 1) {                                       \
-    if (x->k) function(W, 0, 1, __VA_ARGS__);            \
-    else function(W, 0, 0, __VA_ARGS__);                 \
+    if (x->k) function##_##W##01(__VA_ARGS__);           \
+    else function##_##W##00(__VA_ARGS__);                \
   } else {                                               \
-    if (x->k) function(W, 1, 1, __VA_ARGS__);            \
-    else function(W, 1, 0, __VA_ARGS__);                 \
+    if (x->k) function##_##W##11(__VA_ARGS__);           \
+    else function##_##W##10(__VA_ARGS__);                \
   }
+
+SPECIALISE(forward_tokens, (const Inputs *x, const Outputs *y, REAL *M, int64_t first, int64_t count, int64_t j0, int64_t valid),
+           x, y, M, first, count, j0, valid)
 
 static int64_t token_elements(const Inputs *x) {
   const Strips s = strips_of(x);

@@ -163,6 +163,10 @@ INLINE void backward_tokens(int W, int rows, int corrects, const Inputs *x, cons
   behind_back(rows, corrects, o, &behind, first, D);
 }
 
+SPECIALISE(backward_tokens, (const Inputs *x, const Gradients *o, const StripBack *r, REAL *dM, int64_t first, int64_t count,
+                             int64_t j0, int64_t valid),
+           x, o, r, dM, first, count, j0, valid)
+
 static int64_t token_back_elements(const Inputs *x) {
   return token_elements(x) + strip_back_elements(x, strips_of(x));
 }

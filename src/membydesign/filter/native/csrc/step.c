@@ -73,53 +73,76 @@ INLINE void drift(REAL *restrict to, const REAL *restrict x, const REAL *restric
   }
 }
 
-/* y = X'w for D rows of n, which lie `stride` apart; four rows share the traffic of y. */
+#define PAIR 2 /* vectors of columns that are kept in registers while all rows pass, for each of four sums */
+#define COLUMNS(h) _Pragma("GCC unroll 2") for (int64_t h = 0; h < W; h++)
+
+/* y = X'w for W vectors of columns of D rows, which lie `stride` apart. */
+INLINE void look_vectors(int W, REAL *restrict y, const REAL *restrict w, const REAL *restrict X, int64_t stride, int64_t D) {
+  vec s[4][PAIR] = {{{0}}};
+  int64_t i = 0;
+  for (; i + 4 <= D; i += 4) _Pragma("GCC unroll 4") EACH(r, 4)
+    COLUMNS(h) s[r][h] += w[i + r] * *(const vec *)(X + (i + r) * stride + h * LANES);
+  for (; i < D; i++) COLUMNS(h) s[0][h] += w[i] * *(const vec *)(X + i * stride + h * LANES);
+  COLUMNS(h) *(vec *)(y + h * LANES) = (s[0][h] + s[1][h]) + (s[2][h] + s[3][h]);
+}
+
+/* y = X'w for D rows of n, which lie `stride` apart. */
 INLINE void look(REAL *restrict y, const REAL *restrict w, const REAL *restrict X, int64_t stride, int64_t D,
                  int64_t n) {
-  memset(y, 0, n * sizeof(REAL));
+  int64_t j = 0;
+  for (; j + PAIR * LANES <= n; j += PAIR * LANES) look_vectors(PAIR, y + j, w, X + j, stride, D);
+  for (; j + LANES <= n; j += LANES) look_vectors(1, y + j, w, X + j, stride, D);
+  if (j == n) return;
+  memset(y + j, 0, (n - j) * sizeof(REAL));
+  EACH(i, D) add(y + j, w[i], X + i * stride + j, n - j);
+}
+
+/* to = A M + x y' and o = to'q without rotation, for W vectors of columns. */
+INLINE void write_vectors(int W, REAL *restrict to, const REAL *restrict M, int64_t stride, const REAL *restrict c,
+                          const REAL *restrict x, const REAL *restrict y, const REAL *restrict q, REAL *restrict o,
+                          int64_t D) {
+  vec s[4][PAIR] = {{{0}}}, v[PAIR];
+  COLUMNS(h) v[h] = *(const vec *)(y + h * LANES);
+#define WRITE_ROW(i, r)                                                                              \
+  COLUMNS(h) {                                                                                       \
+    const vec z = c[i] * *(const vec *)(M + (i) * stride + h * LANES) + x[i] * v[h];                 \
+    *(vec *)(to + (i) * stride + h * LANES) = z;                                                     \
+    s[r][h] += q[i] * z;                                                                             \
+  }
   int64_t i = 0;
-  for (; i + 4 <= D; i += 4) {
-    const REAL *restrict x0 = X + i * stride, *restrict x1 = x0 + stride, *restrict x2 = x1 + stride,
-                        *restrict x3 = x2 + stride;
-    const REAL w0 = w[i], w1 = w[i + 1], w2 = w[i + 2], w3 = w[i + 3];
-    SIMD EACH(j, n) y[j] += (w0 * x0[j] + w1 * x1[j]) + (w2 * x2[j] + w3 * x3[j]);
-  }
-  for (; i < D; i++) {
-    SIMD EACH(j, n) y[j] += w[i] * X[i * stride + j];
-  }
+  for (; i + 4 <= D; i += 4) _Pragma("GCC unroll 4") EACH(r, 4) WRITE_ROW(i + r, r)
+  for (; i < D; i++) WRITE_ROW(i, 0)
+#undef WRITE_ROW
+  COLUMNS(h) *(vec *)(o + h * LANES) = (s[0][h] + s[1][h]) + (s[2][h] + s[3][h]);
 }
 
 /* to = A M + x y' and o = to'q, for n columns of a mean whose rows lie `stride` apart. */
 INLINE void write_M(REAL *restrict to, const REAL *restrict M, int64_t stride, const REAL *restrict c,
                     const REAL *restrict s, const REAL *restrict x, const REAL *restrict y, const REAL *restrict q,
                     REAL *restrict o, int64_t D, int64_t n) {
+  int64_t j = 0;
+  if (!s) {
+    for (; j + PAIR * LANES <= n; j += PAIR * LANES) write_vectors(PAIR, to + j, M + j, stride, c, x, y + j, q, o + j, D);
+    for (; j + LANES <= n; j += LANES) write_vectors(1, to + j, M + j, stride, c, x, y + j, q, o + j, D);
+  }
+  if (j == n) return;
+  to += j, M += j, y += j, o += j, n -= j;
   memset(o, 0, n * sizeof(REAL));
-  int64_t i = 0;
-  for (; i + 2 <= D; i += 2) {
+  for (int64_t i = 0; s && i + 2 <= D; i += 2) {
     const REAL *restrict m0 = M + i * stride, *restrict m1 = m0 + stride;
     REAL *restrict t0 = to + i * stride, *restrict t1 = t0 + stride;
-    const REAL x0 = x[i], x1 = x[i + 1], q0 = q[i], q1 = q[i + 1];
-    if (s) {
-      const REAL cos = c[i / 2], sin = s[i / 2];
-      SIMD EACH(j, n) {
-        REAL z0 = (cos * m0[j] - sin * m1[j]) + x0 * y[j], z1 = (sin * m0[j] + cos * m1[j]) + x1 * y[j];
-        t0[j] = z0, t1[j] = z1;
-        o[j] += q0 * z0 + q1 * z1;
-      }
-    } else {
-      const REAL c0 = c[i], c1 = c[i + 1];
-      SIMD EACH(j, n) {
-        REAL z0 = c0 * m0[j] + x0 * y[j], z1 = c1 * m1[j] + x1 * y[j];
-        t0[j] = z0, t1[j] = z1;
-        o[j] += q0 * z0 + q1 * z1;
-      }
+    const REAL x0 = x[i], x1 = x[i + 1], q0 = q[i], q1 = q[i + 1], cos = c[i / 2], sin = s[i / 2];
+    SIMD EACH(l, n) {
+      REAL z0 = (cos * m0[l] - sin * m1[l]) + x0 * y[l], z1 = (sin * m0[l] + cos * m1[l]) + x1 * y[l];
+      t0[l] = z0, t1[l] = z1;
+      o[l] += q0 * z0 + q1 * z1;
     }
   }
-  if (i < D) {
-    SIMD EACH(j, n) {
-      REAL z = c[i] * M[i * stride + j] + x[i] * y[j];
-      to[i * stride + j] = z;
-      o[j] += q[i] * z;
+  EACH(i, s ? 0 : D) {
+    SIMD EACH(l, n) {
+      REAL z = c[i] * M[i * stride + l] + x[i] * y[l];
+      to[i * stride + l] = z;
+      o[l] += q[i] * z;
     }
   }
 }
