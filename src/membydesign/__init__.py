@@ -52,7 +52,7 @@ from membydesign.design import (
     real_rows,
 )
 from membydesign.errors import FilterError, KernelError, KernelWarning, NonFiniteError, NotPositiveDefiniteError
-from membydesign.filter import Filtered, filter_sequence, filter_step
+from membydesign.filter import Filtered, Stretch, filter_sequence, filter_step
 from membydesign.state import Sizes
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ __all__ = [
     "Statistics",
     "Step",
     "StepParameter",
+    "Stretch",
     "StudentTWrite",
     "Sums",
     "Transition",

@@ -14,6 +14,7 @@ import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from membydesign.design.passage import FadingSums
 from membydesign.design.protocol import Design, Reading, Written
 from membydesign.design.schema import StepParameter
 from membydesign.design.sources import Spectrum
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from membydesign.design.passage import Passage
     from membydesign.design.protocol import State, Step
     from membydesign.design.sources import Source
 
@@ -105,6 +107,10 @@ class AdditiveDesign(Design):
         sums = self.sums(state)
         mean = ((q / sums.total)[..., None] * sums.table).sum(-2)
         return Reading(mean, self.variance(sums, q))
+
+    def passages(self) -> tuple[Passage, ...]:
+        """Sums that fade by δ."""
+        return (FadingSums(lambda parameters: parameters["log_decay"].exp()),)
 
     def gain_groups(self, M: int) -> int:
         """Every value column has its own variance."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import Belief
+from membydesign.design.passage import CovarianceMap, Passage
 from membydesign.design.protocol import Flaw, Step
 from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sequence_drift import Drift, Gains, SequenceDrift
@@ -145,6 +146,17 @@ class Covariance(ABC):
         """
         del kept, drifted, step
         return None
+
+    def passage(self, write: Write) -> Passage | str | None:
+        """How what is kept passes a stretch of tokens; None if nothing is kept; or why it cannot (the default).
+
+        The reason follows "for Title, ".
+        """
+        del write
+        name = type(self).__name__
+        if self.exactness != "exact filter":
+            return f"since {name} truncates the covariance at every write, and no map of a stretch is known for that"
+        return f"since {name} does not say how what it keeps passes a stretch of tokens"
 
     def gain_groups(self, groups: int, M: int) -> int:
         """How many gains a write has, for `groups` noise groups and values of size M."""
@@ -342,3 +354,7 @@ class Dense(WholeMatrix):
         """A P Aᵀ + Q."""
         del step
         return drifted(kept)
+
+    def passage(self, write: Write) -> CovarianceMap:
+        """A fractional linear map; a linear one under additive writes."""
+        return CovarianceMap(observed=write.observes_memory)

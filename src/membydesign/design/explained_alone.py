@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 from torch import Tensor
 
+from membydesign.design.passage import FadingSums, Passage
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Learned, Spectrum
@@ -247,6 +248,10 @@ class Palimpsa(EntryDesign):
         kept, lost = log_decay.exp(), -log_decay.expm1()
         resting = step["prior_precision"][..., None, None]
         return EntryBelief(kept * state.information, kept * state.precision + lost * resting)
+
+    def passages(self) -> tuple[Passage, ...]:
+        """Sums that fade by γ."""
+        return (FadingSums(lambda parameters: parameters["log_decay"].exp()),)
 
     def sources(self) -> Mapping[str, Source]:
         """Decays from a spectrum, and a prior that keeps its precision."""

@@ -144,6 +144,10 @@ class HiddenMarkov(Design):
         """Prediction, likelihood and read; besides two exponentials and a logarithm for each entry."""
         return "D·M", 3 * D * M
 
+    def passages(self) -> str:
+        """Why they are not used: they are D times as large as the belief."""
+        return "since the map of a stretch is a D×D matrix for every value column, D times as large as the belief"
+
     def assumptions(self) -> Assumptions:
         """Chains that stay or jump, and likelihoods of states."""
         return Assumptions("StayOrJump", "Likelihood", "Discrete")

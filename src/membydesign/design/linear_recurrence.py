@@ -18,6 +18,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from membydesign.belief import Belief, gaussian_log_density
+from membydesign.design.passage import MeanMap
 from membydesign.design.protocol import Design, Reading, Written
 from membydesign.design.schema import Equation, StateSize
 from membydesign.products import product
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from membydesign.design.passage import Passage
     from membydesign.design.protocol import State, Step
     from membydesign.state import Sizes
 
@@ -194,6 +196,10 @@ class ChosenGain(LinearRecurrence):
         del v, recurrence
         assert error is not None
         return gaussian_log_density(error, error.new_ones(()).expand(*error.shape[:-1], 1)).sum(-1)
+
+    def passages(self) -> tuple[Passage, ...] | str:
+        """The mean, where nothing else is kept."""
+        return (MeanMap(per_column="value"),)
 
     def state_size(self, D: int, M: int) -> StateSize:
         """The mean."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, final
 
 from membydesign.design.covariance import Covariance
+from membydesign.design.passage import MeanMap
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sequence_drift import Drift
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from membydesign.belief import Belief
+    from membydesign.design.passage import Passage
     from membydesign.design.sources import Source
     from membydesign.design.write import WriteEvent
     from membydesign.state import Sizes
@@ -224,6 +226,16 @@ class DesignModel(Design):
     def layer_parameters(self, parameters: Mapping[str, Tensor | float]) -> Mapping[str, Tensor | float]:
         """As the transition has it."""
         return self.transition.layer_parameters(parameters)
+
+    def passages(self) -> tuple[Passage, ...] | str:
+        """The covariance, which sees no values, then the mean."""
+        reason = self.write.why_not_affine()
+        if reason is not None:
+            return reason
+        of_covariance = self.covariance.passage(self.write)
+        if isinstance(of_covariance, str):
+            return of_covariance
+        return (MeanMap(),) if of_covariance is None else (of_covariance, MeanMap())
 
     def assumptions(self) -> Assumptions:
         """The classes of its three parts."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from membydesign.design.linear_recurrence import READ, SCALAR_DECAY, Accumulate, ChosenGain, Recurrence, Writes
+from membydesign.design.passage import FadingSums, MeanMap, Passage
 from membydesign.design.protocol import Assumptions, Flaw, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Learned, Source, Spectrum
@@ -132,6 +133,11 @@ class PreconditionedDelta(ChosenGain):
         key, direction, value = self.writes(k, v, parameters, curvature)
         # not a view of all tokens, which would keep them alive
         return Recurrence(self.log_decay(parameters), direction, value, key, kept=curvature[:, -1].clone())
+
+    def passages(self) -> tuple[Passage, ...]:
+        """The curvature, which fades by γ, then the mean."""
+        curvature = FadingSums(lambda parameters: parameters["curvature_log_decay"].exp(), ("curvature",))
+        return (curvature, MeanMap(per_column="value"))
 
     def sources(self) -> dict[str, Source]:
         """Decays from a spectrum, and the published start of the center."""

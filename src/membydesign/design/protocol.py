@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from membydesign.design.describe import Description
+    from membydesign.design.passage import Passage
     from membydesign.design.schema import Bound, Equation, StateSize, StepParameter
     from membydesign.design.sources import Source
     from membydesign.state import Sizes
@@ -240,6 +241,14 @@ class Design(ABC):
         Bounds act on single numbers; override this for parameters that belong together, such as a key of length one.
         """
         return parameters
+
+    def passages(self) -> tuple[Passage, ...] | str:
+        """How its belief passes a stretch of tokens that starts from an unknown belief, part by part; or why it cannot.
+
+        Processes that share a sequence then filter their stretches at the same time. The reason, by default that nobody
+        said how, follows "for Title, "; stretches of such a design are filtered one after the other.
+        """
+        return f"since {type(self).__name__} does not say how its belief passes a stretch of tokens"
 
     def assumptions(self) -> Assumptions:
         """Its assumptions in one word each, for tables; by default the name of its class."""

@@ -32,6 +32,10 @@ class _NothingKept(Covariance):
     def condition(self, predicted: Tensor | None, event: WriteEvent, k: Tensor) -> None:
         """None: nothing is kept."""
 
+    def passage(self, write: Write) -> None:
+        """None: nothing is kept."""
+        del write
+
     def elements(self, D: int, groups: int) -> int:
         """0: nothing is kept."""
         del D, groups

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, final
 import torch
 
 from membydesign.design.covariance import Covariance, WholeMatrix
+from membydesign.design.passage import CovarianceMap
 from membydesign.design.schema import Equation, StepParameter
 from membydesign.design.sources import Gate, Learned
 
@@ -67,6 +68,11 @@ class ForgettingCovariance(WholeMatrix):
         return self.predict(kept, drifted, step) - drifted(kept)
 
     gains = Covariance.gains_by_token
+
+    def passage(self, write: Write) -> CovarianceMap:
+        """The map of a memory that drifts by √s A."""
+        del write
+        return CovarianceMap(lambda parameters: self.forgetting(parameters).scale)
 
     def refuse_write(self, write: Write) -> str | None:
         """A write must read the covariance."""

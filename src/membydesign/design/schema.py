@@ -13,7 +13,7 @@ _IDLE = {"> 0": 1.0, ">= 0": 0.0, "<= 0": 0.0, "finite": 0.0}
 _RESERVED = frozenset(
     (
         *("design", "belief", "q", "k", "v", "initial", "cu_seqlens", "method", "chunk_size", "backend"),
-        *("state_dtype", "return_variance", "return_evidence"),
+        *("state_dtype", "return_variance", "return_evidence", "stretch"),
     )
 )
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from membydesign.belief import gaussian_log_density
+from membydesign.design.passage import FadingSums
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Learned, Spectrum
@@ -29,6 +30,7 @@ from membydesign.products import product
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from membydesign.design.passage import Passage
     from membydesign.design.protocol import Step
     from membydesign.design.sources import Source
     from membydesign.state import Sizes
@@ -117,6 +119,10 @@ class RidgeDesign(Design):
         x, _ = ridge_solved(state.keys, self.ridge(state.keys, step), q)
         mean = product(self.mixed(x, q.to(x.dtype), step)[..., None, :], state.values.to(x.dtype))[..., 0, :]
         return Reading(mean.to(q.dtype), (q * x).sum(-1, keepdim=True).clamp_min(0).to(q.dtype))
+
+    def passages(self) -> tuple[Passage, ...]:
+        """Sums that fade by γ."""
+        return (FadingSums(lambda parameters: parameters["log_decay"].exp()),)
 
     def observation_noise(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """r², [..., 1]."""

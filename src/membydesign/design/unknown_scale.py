@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from membydesign.belief import ScaledBelief, innovation_squares, student_t_log_density
 from membydesign.design.model import DesignModel
+from membydesign.design.passage import FadingSums, Inside, Passage
 from membydesign.design.protocol import Assumptions, Design, Flaw, Reading, Step, Written
 from membydesign.design.schema import Equation, StateSize, StepParameter
 from membydesign.design.sources import Learned
@@ -291,6 +292,20 @@ class UnknownScale(Design):
             rf"a_t = {latex_a} + \tfrac12 {columns},\quad b_t = {latex_b} + \tfrac12 \beta_t "
             r"\lVert \mathbf{v}_t - \bar{\mathbf{M}}_t^\top \mathbf{k}_t \rVert^2",
         )
+
+    def passages(self) -> tuple[Passage, ...] | str:
+        """The base's, then a and b, which are sums of what the base's errors are."""
+        of_base = self.base.passages()
+        if isinstance(of_base, str):
+            return of_base
+        scale = FadingSums(self._factor, ("shape", "rate"))
+        return (*(Inside("base", passage) for passage in of_base), scale)
+
+    def _factor(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """δ of every token; 1 without a discount."""
+        noise = self.base.write.noise(parameters)
+        assert noise is not None
+        return parameters["discount"] if self.discount else noise.new_ones(noise.shape[:-1])
 
     def assumptions(self) -> Assumptions:
         """The base's, with the scale next to the covariance."""

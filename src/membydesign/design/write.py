@@ -119,6 +119,15 @@ class Write(ABC):
         del parameters
         return None
 
+    def why_not_affine(self) -> str | None:
+        """Why the mean after a write is not an affine function of the mean before it; None if it is.
+
+        It is one where `noise` gives r² from parameters alone. The reason follows "for Title, ".
+        """
+        if type(self).noise is Write.noise:
+            return f"since the noise of {type(self).__name__} may depend on what memory holds"
+        return None
+
     def with_groups(self, groups: int) -> Write | None:
         """The same write with another number of noise groups; None if it has one for all columns."""
         del groups

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from membydesign.filter import checks, loop, sharded, transforms
+from membydesign.filter.context import sequence as context
 from membydesign.filter.device_checks import Arguments, check_after, check_before, check_sequences_before
 from membydesign.filter.inputs import Inputs, Request, Run
 from membydesign.filter.kernels import BACKENDS, choose, run_all
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from membydesign.design import Design
+    from membydesign.filter.context.plan import Stretch
 
 
 Method = Literal["chunk", "recurrent"]
@@ -62,6 +64,7 @@ def filter_sequence(
     state_dtype: torch.dtype | None = None,
     return_variance: bool = False,
     return_evidence: bool = False,
+    stretch: Stretch | None = None,
     **step_parameters: Tensor | float | None,
 ) -> Filtered:
     r"""Run the filter of a design over whole sequences.
@@ -89,6 +92,10 @@ def filter_sequence(
             costs.
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
+        stretch: for a sequence that is split in time over processes (docs/context-parallel.md): which tokens this
+            process holds, from `Stretch.of`. q, k, v, step parameters and results that have an axis T are then those of
+            this process's tokens; `initial` is the state before the whole sequence, the same in every process, and the
+            belief the one after this process's last token.
         step_parameters: what the design needs at every token and head, by name: `design.step_parameters` lists names,
             shapes and bounds, and `print(design.describe())` shows them with their equations. For the Bayesian Layer
             `process_noise` $\ell_t^2$ [B,T,H], `write_noise` $r_t^2$ [B,T,H] or [B,T,H,G], and `log_decay` [B,T,H,D].
@@ -120,6 +127,10 @@ def filter_sequence(
     check_method(method, backend)
     if chunk_size is not None and (not isinstance(chunk_size, int) or isinstance(chunk_size, bool) or chunk_size < 1):
         raise ValueError(f"chunk_size: expected a whole number of at least 1, or None, got {chunk_size!r}")
+    if stretch is not None:
+        options = {"method": method, "chunk_size": chunk_size, "backend": backend, "state_dtype": state_dtype}
+        returns = {"return_variance": return_variance, "return_evidence": return_evidence}
+        return _filter_stretch(design, q, k, v, initial, cu_seqlens, stretch, step_parameters, **options, **returns)
     if sharded.any_sharded((q, k, v, *step_parameters.values(), *_tensors(initial))):
         options = {"method": method, "chunk_size": chunk_size, "backend": backend, "state_dtype": state_dtype}
         returns = {"return_variance": return_variance, "return_evidence": return_evidence}
@@ -203,6 +214,45 @@ def _tensors(state: Any) -> list[Tensor]:
     return [x for _, x in named_tensors(state)] if isinstance(state, tuple) else []
 
 
+def _filter_stretch(
+    design: Design,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial: Any,
+    cu_seqlens: Tensor | None,
+    stretch: Stretch,
+    step_parameters: dict[str, Any],
+    **options: Any,
+) -> Filtered:
+    """Run `filter_sequence` on this process's tokens, from the belief that the processes before lead to."""
+    if cu_seqlens is not None:
+        checks.refuse("cu_seqlens", "None with a stretch, which has the boundaries (Stretch.of)", "boundaries")
+    own = context.own_of(design, q, k, v, step_parameters, stretch, initial, options["state_dtype"])
+    with without_autocast(q):
+        entry, exchanged = context.enter(design, own, stretch, options["backend"])
+    if stretch.tokens:
+        bounds = None if own.bounds is None else torch.tensor(own.bounds, device=q.device)
+        starts = own.entered_with(entry) if stretch.enters else own.initial
+        out = filter_sequence(design, q, k, v, initial=starts, cu_seqlens=bounds, **options, **step_parameters)
+    else:
+        out = _empty(design, v, entry if stretch.bounds is None else own.initial, options)
+    exchanged = [*exchanged, *context.leave(design, own, out.belief, stretch)]
+    return Filtered(*context.tied_results(tuple(out), exchanged))
+
+
+def _empty(design: Design, v: Tensor, state: Any, options: dict[str, Any]) -> Filtered:
+    """Results without tokens, batch entries or heads, with the shapes and types of other processes' results."""
+    variance = log_evidence = write_log_evidence = None
+    wide, lead = next(x for _, x in named_tensors(state)), v.shape[:3]
+    if options["return_variance"]:
+        variance = wide.new_zeros((*lead, design.gain_groups(v.shape[-1])))
+    if options["return_evidence"]:
+        write_log_evidence = wide.new_zeros(lead)
+        log_evidence = wide.new_zeros(len(wide), v.shape[2])
+    return Filtered(torch.zeros_like(v), state, variance, log_evidence, write_log_evidence)
+
+
 def _filter_shards(
     design: Design,
     q: Tensor,
@@ -219,7 +269,8 @@ def _filter_shards(
     B, _, H, D = q.shape
     sizes = Sizes(B if bounds is None else len(bounds) - 1, H, D, v.shape[-1])
     if own.empty:
-        out = _nothing(design, own, options)
+        empty = _empty(design, own.v, sharded.empty_state(design, own, options["state_dtype"]), options)
+        out = map_state(own.connected, empty)
     else:
         own_options = {**options, **own.parameters, "initial": own.state, "cu_seqlens": bounds}
         out = sharded.run(own, lambda: filter_sequence(design, own.q, own.k, own.v, **own_options))
@@ -231,19 +282,6 @@ def _filter_shards(
         None if out.log_evidence is None else whole(out.log_evidence, torch.Size(sizes[:2]), 1),
         None if out.write_log_evidence is None else whole(out.write_log_evidence, lead, 2),
     )
-
-
-def _nothing(design: Design, own: sharded.Shard, options: dict[str, Any]) -> Filtered:
-    """The results of a process without batch entries or heads, with the shapes and types of the others'."""
-    state = sharded.empty_state(design, own, options["state_dtype"])
-    wide, lead = next(x for _, x in named_tensors(state)), own.q.shape[:3]
-    variance = log_evidence = write_log_evidence = None
-    if options["return_variance"]:
-        variance = own.connected(wide.new_zeros((*lead, design.gain_groups(own.v.shape[-1]))))
-    if options["return_evidence"]:
-        write_log_evidence = own.connected(wide.new_zeros(lead))
-        log_evidence = write_log_evidence.sum(1)
-    return Filtered(own.connected(own.v), state, variance, log_evidence, write_log_evidence)
 
 
 def _step_shards(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from membydesign.filter.context.exchange import anchored, receive, send, tied
 from membydesign.layers.base import LayerBelief, SequenceLayer, positive
 from membydesign.layers.packing import Rows, after
 from membydesign.layers.parameters import wide
 from membydesign.layers.projected import divisor_of_heads
+
+if TYPE_CHECKING:
+    from membydesign.filter import Stretch
 
 
 @final
@@ -98,23 +102,40 @@ class SoftmaxAttention(SequenceLayer):
     def state_size(self) -> None:
         """Return None: it grows with the sequence, by 2·num_key_heads·D numbers a token."""
 
+    def why_not_split(self) -> None:
+        """None: the keys and values of earlier tokens come from the processes that hold them."""
+
     def initial_belief(self) -> AttentionBelief:
         """Return no key and no value, for one sequence."""
         nothing = self.k_proj.weight.new_zeros(1, 0, self.num_key_heads, self.head_dim)
         return AttentionBelief(nothing, nothing)
 
     def forward(
-        self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, AttentionBelief]:
         """Mix x, [B,T,hidden_size], after the tokens of a belief; return y of the same shape and the new belief.
 
-        Packed sequences are computed as a batch whose rows are as long as the longest.
+        Packed sequences are computed as a batch whose rows are as long as the longest. With a `stretch`, x has this
+        process's tokens of a sequence that is split over processes, and the keys and values of all tokens before them
+        come from the process before: what is sent grows with the sequence.
         """
-        self.check(x, belief, AttentionBelief, cu_seqlens)
-        assert belief is None or isinstance(belief, AttentionBelief)
-        past = 0 if belief is None else self._check_shapes(belief)
+        self.check(x, belief, AttentionBelief, cu_seqlens, stretch)
+        if stretch is not None:
+            if belief is not None:
+                raise ValueError("belief: expected None with a stretch, which brings the tokens before x, got some")
+            bounds = stretch.own_bounds()
+            cu_seqlens = None if bounds is None else torch.tensor(bounds, device=x.device)
         rows = Rows.of(cu_seqlens, x)
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if stretch is not None:
+            belief = _received(k, v, stretch, rows)
+        assert belief is None or isinstance(belief, AttentionBelief)
+        past = 0 if belief is None else self._check_shapes(belief)
         if rows is not None:
             q, k, v = (rows.places.spread(y) for y in (q, k, v))
         lengths = _lengths(belief, q, rows)
@@ -125,6 +146,8 @@ class SoftmaxAttention(SequenceLayer):
             after(None if belief is None else belief.values, v, rows),
             lengths,
         )
+        if stretch is not None:
+            q = tied(q, _handed_on(new, k, stretch))
         mask = _mask(q.shape[1], new.keys.shape[1], lengths, x.device)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
@@ -160,6 +183,32 @@ class SoftmaxAttention(SequenceLayer):
                     f"belief.{name}: expected shape {list(expected)} for this layer, got {list(part.shape)}"
                 )
         return S
+
+
+def _received(k: Tensor, v: Tensor, stretch: Stretch, rows: Rows | None) -> AttentionBelief | None:
+    """The keys and values of earlier tokens of the sequences that k and v, [B,T,H,D], go on with; None if none have."""
+    S = stretch.before
+    if not S:
+        return None
+    shape = torch.Size((k.shape[0], S, *k.shape[2:]))
+    past = receive([shape, shape], k, anchored([k, v]), stretch.previous, stretch.group)
+    if rows is None:
+        return AttentionBelief(*past)
+    # only the first of the packed sequences began before
+    N = len(rows.lengths)
+    keys, values = (torch.cat((x, x.new_zeros(N - 1, *x.shape[1:]))) for x in past)
+    lengths = torch.zeros(N, dtype=torch.long, device=k.device)
+    lengths[0] = S
+    return AttentionBelief(keys, values, lengths)
+
+
+def _handed_on(new: AttentionBelief, k: Tensor, stretch: Stretch) -> list[Tensor]:
+    """Send the keys and values of the last sequence to the process that goes on with it, if one does."""
+    if not stretch.leaves or not stretch.after:
+        return []
+    first = new.keys.shape[1] - stretch.after
+    sent = [x[:, first:] if stretch.bounds is None else x[-1:, first:] for x in (new.keys, new.values)]
+    return [send(sent, anchored([k]), stretch.next, stretch.group)]
 
 
 def _lengths(belief: AttentionBelief | None, q: Tensor, rows: Rows | None) -> Tensor | None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from membydesign.filter import Stretch
+
 
 class LayerStateSize(NamedTuple):
     """Numbers that a layer keeps between two tokens, for one sequence.
@@ -134,6 +136,13 @@ class SequenceLayer(nn.Module, ABC):
     ) -> tuple[Tensor, LayerBelief]:
         """Mix x, [B,T,hidden_size], starting from a belief; return y of the same shape and the new belief."""
 
+    def why_not_split(self) -> str | None:
+        """Why its tokens cannot be split over processes; None if `forward` takes a `stretch`.
+
+        `forward` then gets this process's tokens of x alone, and returns their y.
+        """
+        return f"since {type(self).__name__} does not say what its tokens need from those of other processes"
+
     @abstractmethod
     def state_size(self) -> LayerStateSize | None:
         """Count the numbers kept per sequence between two tokens; None if the state grows with the sequence."""
@@ -146,22 +155,50 @@ class SequenceLayer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Set the starting values of all parameters except weights of `nn.Linear`, `nn.Conv1d` and norms."""
 
-    def check(self, x: Tensor, belief: LayerBelief | None, kind: type[LayerBelief], cu_seqlens: Tensor | None) -> int:
+    def check(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None,
+        kind: type[LayerBelief],
+        cu_seqlens: Tensor | None,
+        stretch: Stretch | None = None,
+    ) -> int:
         """Refuse a bad x, cu_seqlens or belief; return the number of sequences."""
         if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[-1] != self.hidden_size:
             got = f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x: expected shape [B,T,{self.hidden_size}] (hidden_size), got {got}")
+        if stretch is not None:
+            return self._check_stretch(x, belief, kind, cu_seqlens, stretch)
         if x.shape[1] < 1:
             raise ValueError(f"x: expected at least one token, got shape {list(x.shape)}")
         batch = x.shape[0] if cu_seqlens is None else len(check_cu_seqlens(cu_seqlens, x)) - 1
+        self._check_belief(belief, kind, batch)
+        return batch
+
+    def _check_stretch(
+        self,
+        x: Tensor,
+        belief: LayerBelief | None,
+        kind: type[LayerBelief],
+        cu_seqlens: Tensor | None,
+        stretch: Stretch,
+    ) -> int:
+        if cu_seqlens is not None:
+            raise ValueError("cu_seqlens: expected None with a stretch, which has the boundaries, got some")
+        if x.shape[1] != stretch.tokens:
+            raise ValueError(f"x: expected the {stretch.tokens} tokens of the stretch, got shape {list(x.shape)}")
+        batch = x.shape[0] if stretch.bounds is None else len(stretch.bounds) - 1
+        self._check_belief(belief, kind, batch)
+        return batch
+
+    def _check_belief(self, belief: LayerBelief | None, kind: type[LayerBelief], batch: int) -> None:
         if belief is None:
-            return batch
+            return
         name = type(self).__name__
         if not isinstance(belief, kind):
             raise ValueError(f"belief: expected a {kind.__name__} of this {name}, got {type(belief).__name__}")
         if belief.batch != batch:
             raise ValueError(f"belief: expected one of {batch} sequences, as x has, got one of {belief.batch}")
-        return batch
 
     def refuse_non_finite(self, x: Tensor, error: Exception) -> None:
         """After a filter has failed, raise a clearer error if x or the layer's weights are not finite."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from membydesign.design import Design
+    from membydesign.filter import Stretch
     from membydesign.filter.api import Backend, Method
 
 
@@ -54,6 +55,33 @@ class StepInputs(NamedTuple):
     v: Tensor
     parameters: Mapping[str, Tensor | float]
     aside: tuple[Tensor, ...] = ()
+
+
+class Lengthened(NamedTuple):
+    """Tokens of a stretch with those before it that a layer's short convolutions read.
+
+    Attributes:
+        x: [B,past+T,hidden_size].
+        tails: what comes before them, for convolutions; None for zeros.
+        cu_seqlens: boundaries of packed sequences, or None.
+        past: how many tokens in front are those of other processes.
+    """
+
+    x: Tensor
+    tails: tuple[Tensor, ...] | None
+    cu_seqlens: Tensor | None
+    past: int = 0
+
+    def new(self, inputs: StepInputs) -> StepInputs:
+        """The inputs of this process's own tokens."""
+        if not self.past:
+            return inputs
+
+        def own(x: Any) -> Any:
+            return x[:, self.past :] if isinstance(x, Tensor) else x
+
+        parameters = {name: own(x) for name, x in inputs.parameters.items()}
+        return StepInputs(own(inputs.q), own(inputs.k), own(inputs.v), parameters, tuple(map(own, inputs.aside)))
 
 
 class FilterLayer(SequenceLayer):
@@ -132,6 +160,14 @@ class FilterLayer(SequenceLayer):
         """Elements of all tails of one sequence."""
         return sum(convolution.state_size for convolution in self.convolutions)
 
+    @property
+    def look_back(self) -> int:
+        """How many earlier tokens `step_inputs` reads for each."""
+        return max((convolution.width - 1 for convolution in self.convolutions), default=0)
+
+    def why_not_split(self) -> None:
+        """None: the filter, and the convolutions before it, can start in the middle of a sequence."""
+
     def reset_parameters(self) -> None:
         """Set the starting values of the convolutions."""
         for convolution in self.convolutions:
@@ -164,7 +200,12 @@ class FilterLayer(SequenceLayer):
 
     @overload
     def forward(
-        self, x: Tensor, belief: LayerBelief | None = None, *, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        belief: LayerBelief | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, FilterBelief]: ...
 
     @overload
@@ -176,6 +217,7 @@ class FilterLayer(SequenceLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: Literal[True],
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, FilterBelief, Uncertainty]: ...
 
     @overload
@@ -187,6 +229,7 @@ class FilterLayer(SequenceLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: Literal[True],
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, FilterBelief, Uncertainty]: ...
 
     @overload
@@ -198,6 +241,7 @@ class FilterLayer(SequenceLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, FilterBelief] | tuple[Tensor, FilterBelief, Uncertainty]: ...
 
     def forward(
@@ -208,6 +252,7 @@ class FilterLayer(SequenceLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, FilterBelief] | tuple[Tensor, FilterBelief, Uncertainty]:
         """Mix x, starting from a belief.
 
@@ -217,22 +262,42 @@ class FilterLayer(SequenceLayer):
             cu_seqlens: boundaries of packed sequences, [N+1], with B = 1.
             return_variance: also return how unsure each read is.
             return_evidence: also return how expected each write was.
+            stretch: which tokens of a sequence that is split over processes x has, as `filter_sequence` takes it; the
+                belief passed is the one before the whole sequence, the one returned that after the last token of x.
 
         Returns:
             y, [B,T,hidden_size], and the new belief; and an `Uncertainty` if variance or evidence were requested. All
             of it has gradients.
         """
-        tails = self._tails(x, belief, cu_seqlens)
-        inputs, tails = self.step_inputs(x, tails, cu_seqlens)
-        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence)
+        line = self._lengthened(x, belief, cu_seqlens, stretch)
+        inputs, tails = self.step_inputs(line.x, line.tails, line.cu_seqlens)
+        inputs = line.new(inputs)
+        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence, stretch)
         y, new = self.read_out(out.output, x, inputs), FilterBelief(out.belief, tails)
         if return_variance or return_evidence:
             return y, new, Uncertainty(out.variance, out.write_log_evidence)
         return y, new
 
-    def _tails(self, x: Tensor, belief: LayerBelief | None, cu_seqlens: Tensor | None) -> tuple[Tensor, ...] | None:
+    def _lengthened(
+        self, x: Tensor, belief: LayerBelief | None, cu_seqlens: Tensor | None, stretch: Stretch | None
+    ) -> Lengthened:
+        """Check x and a belief; return x after the tokens that its convolutions read from other processes."""
+        tails = self._tails(x, belief, cu_seqlens, stretch)
+        if stretch is None:
+            return Lengthened(x, tails, cu_seqlens)
+        line, past = stretch.with_past(x, self.look_back)
+        bounds = stretch.own_bounds()
+        if bounds is not None:
+            bounds = torch.tensor([0, *(bound + past for bound in bounds[1:])], device=x.device)
+        # tails come before the whole sequence: where tokens are missing between them and x, there are enough to read
+        tails = stretch.own(tails) if stretch.tokens else None
+        return Lengthened(line, tails, bounds, past)
+
+    def _tails(
+        self, x: Tensor, belief: LayerBelief | None, cu_seqlens: Tensor | None, stretch: Stretch | None = None
+    ) -> tuple[Tensor, ...] | None:
         """Check x and a belief; return the tails of the belief, or None without one."""
-        self.check(x, belief, FilterBelief, cu_seqlens)
+        self.check(x, belief, FilterBelief, cu_seqlens, stretch)
         if belief is None:
             return None
         assert isinstance(belief, FilterBelief)
@@ -252,6 +317,7 @@ class FilterLayer(SequenceLayer):
         cu_seqlens: Tensor | None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
     ) -> Filtered:
         """Run the design's filter, as a decoding step if x is one token after a belief."""
         memory = belief.memory if isinstance(belief, FilterBelief) else None
@@ -260,6 +326,7 @@ class FilterLayer(SequenceLayer):
                 x.shape[1] == 1
                 and memory is not None
                 and cu_seqlens is None
+                and stretch is None
                 and not (return_variance or return_evidence)
             ):
                 now = {name: p[:, 0] if isinstance(p, Tensor) else p for name, p in inputs.parameters.items()}
@@ -277,6 +344,7 @@ class FilterLayer(SequenceLayer):
                 backend=self.backend,
                 return_variance=return_variance,
                 return_evidence=return_evidence,
+                stretch=stretch,
             )
         except (ValueError, FilterError) as error:
             self.refuse_non_finite(x, error)

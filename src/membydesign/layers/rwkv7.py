@@ -19,6 +19,7 @@ from membydesign.layers.projected import NOISELESS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from membydesign.filter import Stretch
     from membydesign.filter.api import Backend, Method
 
 FASTEST_LOG_DECAY = -math.exp(-0.5)
@@ -145,6 +146,11 @@ class RWKV7(FilterLayer):
         self.o_proj = nn.Linear(values, n, bias=False)
         self.reset_parameters()
 
+    @property
+    def look_back(self) -> int:
+        """The previous token."""
+        return 1
+
     def reset_parameters(self) -> None:
         """Start as published, with shares of the previous token and no bonus, but with the norm's weights at one."""
         channel = torch.arange(self.hidden_size, device="cpu") / self.hidden_size
@@ -174,6 +180,7 @@ class RWKV7(FilterLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
         first_value: Tensor | None = None,
         return_value: bool = False,
     ) -> tuple[Any, ...]:
@@ -185,16 +192,20 @@ class RWKV7(FilterLayer):
             cu_seqlens: boundaries of packed sequences, [N+1], with B = 1.
             return_variance: refused: this memory keeps no covariance.
             return_evidence: also return how expected each write was, as an `Uncertainty`.
+            stretch: as `FilterLayer.forward` takes it.
             first_value: the values of the first layer for the same tokens, [B,T,H,M]; with `value_residual` only.
             return_value: also return this layer's own values, [B,T,H,M].
 
         Returns:
             y, [B,T,hidden_size], and the new belief; then the uncertainty and the values, if requested.
         """
-        tails = self._tails(x, belief, cu_seqlens)
+        line = self._lengthened(x, belief, cu_seqlens, stretch)
         self._check_first_value(x, first_value)
-        inputs, tails = self._mixed(x, tails, cu_seqlens, first_value)
-        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence)
+        if first_value is not None:
+            first_value = F.pad(first_value, (0, 0, 0, 0, line.past, 0))
+        inputs, tails = self._mixed(line.x, line.tails, line.cu_seqlens, first_value)
+        inputs = line.new(inputs)
+        out = self._filter(x, inputs, belief, cu_seqlens, return_variance, return_evidence, stretch)
         results: list[Any] = [self.read_out(out.output, x, inputs), FilterBelief(out.belief, tails)]
         if return_variance or return_evidence:
             results.append(Uncertainty(out.variance, out.write_log_evidence))
@@ -230,7 +241,8 @@ class RWKV7(FilterLayer):
         """Normalise each head, add the bonus, gate, and project back to the width."""
         bonus, x_g, _ = inputs.aside
         y = y.to(bonus.dtype)
-        y = self.o_norm(y.flatten(0, 1).flatten(1)).view(*x.shape[:2], -1) + bonus.flatten(-2)
+        y = self.o_norm(y.flatten(0, 1).flatten(1)).view(*x.shape[:2], self.num_heads * self.value_dim)
+        y = y + bonus.flatten(-2)
         return self.o_proj(y * self.gate(x_g))
 
     def _heads(self, y: Tensor) -> Tensor:

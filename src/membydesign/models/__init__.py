@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from membydesign.models.cache import MemoryCache
 from membydesign.models.configuration import MemoryConfig
+from membydesign.models.context_parallelism import context_parallel
 from membydesign.models.conversion import Conversion, convert_fla, load_fla
 from membydesign.models.modeling import MemoryForCausalLM, MemoryModel
 from membydesign.models.outputs import (
@@ -55,6 +56,7 @@ __all__ = [
     "MemoryGenerateOutput",
     "MemoryModel",
     "MemoryModelOutput",
+    "context_parallel",
     "convert_fla",
     "load_fla",
     "next_token_losses",

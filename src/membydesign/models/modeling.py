@@ -19,13 +19,16 @@ from membydesign.models.arguments import LOSS, check_call
 from membydesign.models.cache import MemoryCache, unchanged_on_error
 from membydesign.models.checkpoint import check_folder
 from membydesign.models.configuration import MemoryConfig
+from membydesign.models.context_parallelism import loss_of_all, refuse_with_stretch, stretch_of
 from membydesign.models.finite import FiniteCheck, named
 from membydesign.models.generation import MemoryGenerationMixin
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
 from membydesign.models.padding import Padding, padding_of
 
 if TYPE_CHECKING:
+    from membydesign.filter import Stretch
     from membydesign.layers import LayerBelief
+    from membydesign.models.context_parallelism import Split
 
 logger = logging.get_logger(__name__)
 
@@ -65,12 +68,13 @@ class MemoryBlock(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
     ) -> tuple[Tensor, LayerBelief, Uncertainty]:
         """Mix x, [B,T,hidden_size]; return the result, the new belief, and the requested uncertainty."""
-        requests: dict[str, bool] = {}
+        requests: dict[str, Any] = {} if stretch is None else {"stretch": stretch}
         if isinstance(self.mixer, FilterLayer):
             variance = return_variance and self.mixer.design.has_variance
-            requests = {"return_variance": variance, "return_evidence": return_evidence}
+            requests |= {"return_variance": variance, "return_evidence": return_evidence}
         mixed, new, *uncertainty = self.mixer(self.mixer_norm(x), belief, cu_seqlens=cu_seqlens, **requests)
         x = x + mixed
         if self.mlp is not None:
@@ -127,6 +131,7 @@ class MemoryModel(MemoryPreTrainedModel):
         self.layers = nn.ModuleList([MemoryBlock(config, name) for name in config.layers])
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.gradient_checkpointing = False
+        self.split: Split | None = None
         self.post_init()
 
     def mixers(self) -> list[SequenceLayer]:
@@ -146,6 +151,7 @@ class MemoryModel(MemoryPreTrainedModel):
         cu_seqlens: Tensor | None = None,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
         **kwargs: Any,
     ) -> MemoryModelOutput:
         """Run over tokens.
@@ -164,6 +170,9 @@ class MemoryModel(MemoryPreTrainedModel):
             return_variance: whether to return how unsure each layer's reads are; None for all layers if the whole piece
                 is padding.
             return_evidence: whether to return how expected each layer's writes were.
+            stretch: for sequences that are split in time over processes: which tokens these are, from
+                `membydesign.Stretch.of`, which then has the boundaries of packed sequences. `context_parallel` makes a
+                model find out by itself.
         """
         cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
         check_call(self, kwargs)
@@ -171,7 +180,12 @@ class MemoryModel(MemoryPreTrainedModel):
             got = "neither" if input_ids is None else "both"
             raise ValueError(f"input_ids: expected exactly one of input_ids and inputs_embeds, got {got}")
         x = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        if x.ndim != 3 or not x.shape[1] or x.shape[2] != self.config.hidden_size:
+        stretch = stretch_of(self, x, stretch, cu_seqlens)
+        if stretch is not None:
+            given = {"past_key_values": past_key_values, "use_cache": use_cache, "position_ids": position_ids}
+            refuse_with_stretch(**given, attention_mask=attention_mask)
+            attention_mask, cu_seqlens, use_cache = None, None, False
+        if x.ndim != 3 or not (x.shape[1] or stretch) or x.shape[2] != self.config.hidden_size:
             if input_ids is not None:
                 raise ValueError(f"input_ids: expected shape [B,T] with T at least 1, got {list(input_ids.shape)}")
             expected = f"[B,T,{self.config.hidden_size}] (hidden_size) with T at least 1"
@@ -201,6 +215,7 @@ class MemoryModel(MemoryPreTrainedModel):
                 states if output_hidden_states else None,
                 return_variance,
                 return_evidence,
+                stretch,
             )
         elif past_key_values is None:
             raise ValueError("attention_mask: expected at least one token that is not padding, got none")
@@ -226,7 +241,7 @@ class MemoryModel(MemoryPreTrainedModel):
         cu_seqlens: Tensor | None,
         cache: MemoryCache | None,
         states: list[Tensor] | None,
-        *requests: bool,
+        *requests: Any,
     ) -> tuple[Tensor, list[Uncertainty], list[LayerBelief | None]]:
         """Run all blocks and the norm over tokens without padding; append hidden states to `states` if it is a list.
 
@@ -318,6 +333,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_variance: bool = False,
         return_evidence: bool = False,
+        stretch: Stretch | None = None,
         **kwargs: Any,
     ) -> MemoryCausalLMOutput:
         """Compute logits of the next tokens, and the loss of labels.
@@ -336,9 +352,14 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
             logits_to_keep: how many of the last tokens get logits, or which; 0 for all.
             return_variance: as in `MemoryModel.forward`.
             return_evidence: as in `MemoryModel.forward`.
+            stretch: as in `MemoryModel.forward`; the loss is then that of all processes' targets, in each of them.
         """
         cu_seqlens = kwargs.pop("cu_seq_lens_q", None) if cu_seqlens is None else cu_seqlens
         check_call(self, kwargs, LOSS)
+        stretch = stretch_of(self.model, input_ids if inputs_embeds is None else inputs_embeds, stretch, cu_seqlens)
+        if stretch is not None:
+            refuse_with_stretch(position_ids=position_ids, logits_to_keep=logits_to_keep if labels is not None else 0)
+            cu_seqlens = None
         cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
         with unchanged_on_error(past_key_values):
             out = self.model(
@@ -351,6 +372,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
                 cu_seqlens=cu_seqlens,
                 return_variance=return_variance,
                 return_evidence=return_evidence,
+                stretch=stretch,
                 return_dict=True,
             )
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -370,7 +392,10 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
                         1, starts[starts < T], True
                     )
                     labels = labels.masked_fill(first[:, kept], -100)
-                loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+                if stretch is None:
+                    loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+                else:
+                    loss = loss_of_all(self, logits, labels, stretch, **kwargs)
             return MemoryCausalLMOutput(
                 loss=loss,
                 logits=logits,

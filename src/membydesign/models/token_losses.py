@@ -47,6 +47,8 @@ def next_token_losses(model: MemoryForCausalLM, batch: Batch, *, slice_size: int
     """
     inputs = model_inputs(batch)
     ids, present, bounds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("cu_seqlens")
+    if model.model.split is not None:
+        raise ValueError("model: expected one that context_parallel has not split, whose loss comes from its labels")
     hidden = model.model(**inputs, use_cache=False).last_hidden_state
     is_target = torch.ones_like(ids[:, 1:], dtype=torch.bool)
     if present is not None:

@@ -1,0 +1,1 @@
+"""Context parallelism: one sequence, split in time over processes, is filtered exactly."""
