@@ -79,7 +79,7 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
         RuntimeError: if PyTorch is too old.
         ArithmeticError: if the graph does not compute what the model does; nothing is left at `path` then.
 
-    Example:
+    Examples:
         >>> layer = make_layer("gated_deltanet", 32, num_heads=2, head_dim=16)  # doctest: +SKIP
         >>> export(layer, "layer.onnx").operators  # doctest: +SKIP
         ('LinearAttention',)
