@@ -109,6 +109,11 @@ def test_docstring_examples_run(name):
     assert result.failed == 0
 
 
+def test_examples_of_docstrings_are_a_section_that_the_reference_shows_as_code():
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not re.search(r"^ +Example:$", path.read_text(), re.M), f"{path.relative_to(ROOT)}: write Examples:"
+
+
 PUBLIC = {
     **{f"membydesign.{name}": getattr(membydesign, name) for name in membydesign.__all__ if name != "theory"},
     **{f"theory.{name}": x for name, x in vars(theory).items() if not name.startswith("_") and callable(x)},

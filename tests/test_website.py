@@ -24,6 +24,7 @@ PACKAGES = (
     "membydesign.training",
     "membydesign.testing",
     "membydesign.integrations.transformers",
+    "membydesign.integrations.onnx",
 )
 
 

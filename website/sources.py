@@ -55,17 +55,15 @@ def stage(folder: Path) -> None:
         found: list[tuple[str, str]] = []
         if path.is_dir():
             text = _listed(path)
-        elif name == "explorer.html":
-            assert text is not None
-        elif path.suffix == ".md":
+        elif text is None and path.suffix != ".md":
+            text = _shown(source, path.read_text(encoding="utf-8"))
+        elif name.endswith(".md"):
             text, found = with_links(text or path.read_text(encoding="utf-8"), source, name)
             text = text if source.startswith("docs/") else _OUTSIDE + text
-        else:
-            text = _shown(source, path.read_text(encoding="utf-8"))
         waiting += [(other, place) for other, place in found if other not in done]
         done |= {other for other, _ in found}
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(text or "", encoding="utf-8")
 
 
 _OUTSIDE = "---\nsearch:\n  exclude: true\nhide:\n  - navigation\n---\n\n"

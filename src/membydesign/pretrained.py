@@ -34,7 +34,7 @@ def folder(name: str) -> Path:
     Raises:
         ValueError: if there is no such example, or no checkout.
 
-    Example:
+    Examples:
         >>> from membydesign import pretrained
         >>> from membydesign.models import MemoryForCausalLM  # doctest: +SKIP
         >>> model = MemoryForCausalLM.from_pretrained(pretrained.folder("characters"))  # doctest: +SKIP

@@ -1,6 +1,7 @@
 """Layers and models as ONNX graphs, run by ONNX Runtime: its operators are the reference from outside."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,7 +75,6 @@ def test_which_operator_runs_which_design():
 
 QUICK = {
     "gated_deltanet": mbd.make_layer("gated_deltanet", 32, num_heads=2, head_dim=16),
-    "deltanet_style": mbd.make_layer("deltanet_style", 32, num_heads=2, head_dim=16),
     "own design": mbd.MemoryLayer(OWN, 32, num_heads=2, head_dim=8, method="recurrent"),
     "attention": mbd.make_layer("attention", 32, num_heads=4, head_dim=8, num_key_heads=2),
 }
@@ -89,6 +89,33 @@ def test_a_graph_computes_what_the_layer_does(name, tmp_path):
     assert exported.difference < 1e-5
     assert largest_difference(layer, exported, (20, *[1] * 10, 3), batch=3) < 1e-5
     assert largest_difference(layer, exported, (1, 5), batch=1) < 1e-5
+
+
+class _Unsure(nn.Module):
+    """A module of a user's own around a filter."""
+
+    def forward(self, q, k, v):
+        options: dict[str, Any] = {"log_decay": -0.1, "process_noise": 0.1, "write_noise": 0.2}
+        out = mbd.filter_sequence(
+            mbd.catalogue["bayesian_layer"], q, k, v, **options, return_variance=True, return_evidence=True
+        )
+        return out.output, out.variance, out.write_log_evidence, out.log_evidence
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter, which the user calls here
+def test_torch_exports_a_module_around_a_filter(tmp_path):
+    torch.manual_seed(0)
+    q, k, v = torch.nn.functional.normalize(torch.randn(3, 2, 5, 2, 4), dim=-1)
+    dynamic = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    program = torch.onnx.export(_Unsure(), (q, k, v), dynamo=True, dynamic_shapes=[dynamic] * 3, verbose=False)
+    assert program is not None
+    program.save(tmp_path / "filter.onnx")
+    session = session_of(tmp_path / "filter.onnx")
+    inputs = torch.nn.functional.normalize(torch.randn(3, 3, 40, 2, 4), dim=-1)
+    names = [each.name for each in session.get_inputs()]
+    theirs = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+    for ours, other in zip(_Unsure()(*inputs), theirs, strict=True):
+        assert closeness(ours, other) < 1e-5
 
 
 @pytest.mark.slow
@@ -215,7 +242,8 @@ def test_a_graph_that_differs_is_not_accepted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx, "_difference", lambda *_: 0.1)
     with pytest.raises(ArithmeticError, match=r"within 0.0001 of the largest output, got a difference of 0.1"):
-        export(QUICK["deltanet_style"], tmp_path / "layer.onnx")
+        export(QUICK["attention"], tmp_path / "layer.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_lists_what_each_design_becomes():

@@ -10,12 +10,12 @@ if (location.protocol === "file:") {
       this.frame.srcdoc = "<!doctype html><html lang=en><title>search</title>";
       this.frame.onload = () => {
         const inside = this.frame.contentWindow;
-        inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+        inside.postMessage = (data) => this.later(this, data);
         inside.importScripts = (...urls) => {
           for (const each of urls) this.script(inside, each);
         };
         this.script(inside, url).onload = () => {
-          for (const message of this.waiting.splice(0)) this.deliver(message);
+          for (const data of this.waiting) this.later(inside, data);
           this.waiting = null;
         };
       };
@@ -27,12 +27,12 @@ if (location.protocol === "file:") {
       inside.document.body.append(script);
       return script;
     }
-    deliver(data) {
-      this.frame.contentWindow.dispatchEvent(new MessageEvent("message", { data }));
+    later(target, data) { // a worker never answers before the sender has finished
+      setTimeout(() => target.dispatchEvent(new MessageEvent("message", { data })));
     }
     postMessage(data) {
       if (this.waiting) this.waiting.push(data);
-      else this.deliver(data);
+      else this.later(this.frame.contentWindow, data);
     }
     terminate() {
       this.frame.remove();

@@ -133,7 +133,7 @@ def why_not_each_step(design: Design, D: int = 64, M: int = 64) -> dict[str, str
 def onnx_operator(design: Design, D: int = 64, M: int = 64) -> onnx_support.Support:
     """Which operator of ONNX runs a design, and why no better one does (docs/howto/export.md).
 
-    Example:
+    Examples:
         >>> onnx_operator(catalogue["kda"]).operator, onnx_operator(catalogue["bayesian_layer"]).operator
         ('LinearAttention', 'Scan')
     """

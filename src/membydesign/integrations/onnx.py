@@ -11,6 +11,7 @@ import json
 import logging
 import warnings
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
     from membydesign.models import MemoryForCausalLM
 
+__all__ = ["Exported", "export"]
+
 OPSET = 21
-"""Of the standard operators; the first that ONNX Runtime's `LinearAttention` was tested with."""
+"""Of the standard operators: the one that is tested with ONNX Runtime's `LinearAttention`."""
 
 TOLERANCE = 1e-4
 """The largest difference between graph and model that `export` accepts, relative to the largest output."""
@@ -39,7 +42,7 @@ class Exported(NamedTuple):
     """What `export` wrote.
 
     Attributes:
-        path: the file; weights of large models lie next to it, in `<path>.data`.
+        path: the file; weights of more than 1.5 GB lie next to it, in `<path>.data`.
         inputs: the names of the inputs: tokens first, then the state.
         outputs: the names of the outputs: results first, then the new state, in the order of the inputs.
         operators: what runs each layer: "LinearAttention", "Scan", or "attention" for its matrix products; the class of
@@ -72,11 +75,11 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
 
     Raises:
         ValueError: for a model with a layer that ONNX cannot run; names the layer, its design and the reason.
-        ModuleNotFoundError: if onnx or onnxscript is missing.
+        ModuleNotFoundError: if a package of the extra `onnx` is missing.
         RuntimeError: if PyTorch is too old.
-        ArithmeticError: if the graph does not compute what the model does.
+        ArithmeticError: if the graph does not compute what the model does; nothing is left at `path` then.
 
-    Example:
+    Examples:
         >>> layer = make_layer("gated_deltanet", 32, num_heads=2, head_dim=16)  # doctest: +SKIP
         >>> export(layer, "layer.onnx").operators  # doctest: +SKIP
         ('LinearAttention',)
@@ -86,13 +89,15 @@ def export(model: MemoryForCausalLM | SequenceLayer, path: str | PathLike[str], 
     layers = _layers(model)
     operators = tuple(_operator_of(place, layer) for place, layer in layers.items())
     _refuse_weights(model)
-    with _need_onnx(), _quiet(), _evaluating(model):
+    with _need_onnx("onnx", "onnxscript", "onnx_ir", *(["onnxruntime"] if check else [])), _quiet(), _evaluating(model):
         graph = _Graph(model, [_initial(layer) for layer in layers.values()])
         program = _traced(graph)
         _complete(program.model, graph, dict(zip(layers, operators, strict=True)))
         program.save(path)
         difference = _difference(graph, path) if check else None
     if difference is not None and not difference <= TOLERANCE:
+        for file in (Path(path), Path(f"{path}.data")):
+            file.unlink(missing_ok=True)
         raise ArithmeticError(
             f"{path}: expected the graph to compute what the model does, within {TOLERANCE:g} of the largest output, "
             f"got a difference of {difference:.2g}"
@@ -254,12 +259,14 @@ def _refuse_weights(model: nn.Module) -> None:
 
 
 @contextmanager
-def _need_onnx() -> Iterator[None]:
+def _need_onnx(*packages: str) -> Iterator[None]:
     """Say what to install if a package is missing."""
     try:
+        for package in packages:
+            import_module(package)
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("onnx", "onnxscript", "onnx_ir", "onnxruntime"):
+        if (error.name or "").partition(".")[0] not in packages:
             raise
         raise ModuleNotFoundError(f"export needs {error.name}: {install_hint('onnx')}", name=error.name) from error
 
