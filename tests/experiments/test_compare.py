@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from membydesign.cli.app import app
 from membydesign.design import catalogue
 from membydesign.experiments.collision.claims import MARGINS_BAYESIAN, MARGINS_RESET
-from membydesign.experiments.compare import calibration, collision
+from membydesign.experiments.compare import calibration, collision, tables
 from membydesign.experiments.compare.calibration import NOISES, Calibration, Streams
 from membydesign.experiments.compare.config import BUDGET, PRESETS, CompareConfig, CompareRun, work
 from membydesign.experiments.compare.model import RecallModel
@@ -50,7 +50,7 @@ def test_the_probability_below_a_value_is_that_of_the_predictive_density(name):
 
 
 def test_coverage_as_told_is_nominal_and_a_larger_noise_shows():
-    config = Calibration(D=4, keys=6, writes=120, streams=64, every=4)
+    config = Calibration(D=4, keys=6, writes=120, streams=64, judged=15)
     plain, scaled = catalogue["bayesian_layer"], catalogue["unknown_scale"]
     told = calibration.judge(plain, config, config.draw("as told", 0))
     assert told["coverage 90"] == pytest.approx(0.9, abs=0.04)
@@ -58,6 +58,27 @@ def test_coverage_as_told_is_nominal_and_a_larger_noise_shows():
     larger = config.draw("larger", 0)
     assert calibration.judge(plain, config, larger)["coverage 90"] < 0.75
     assert calibration.judge(scaled, config, larger)["coverage 90"] == pytest.approx(0.9, abs=0.04)
+
+
+def test_predictions_are_judged_in_doublings_of_the_length():
+    assert Calibration(writes=240).doublings() == [range(30, 60, 3), range(60, 120, 7), range(120, 240, 15)]
+    assert Calibration(writes=16, judged=2).doublings() == [range(8, 16, 4)]
+    config = Calibration(D=4, keys=6, writes=60, streams=8)
+    found = calibration.judge(catalogue["bayesian_layer"], config, config.draw("as told", 0))
+    assert found["by writes"] == pytest.approx({"30 to 60": found["coverage 90"]})
+
+
+def test_standard_errors_are_those_of_means_over_streams():
+    config = Calibration(D=4, keys=6, writes=80, streams=400, judged=4)
+    design = catalogue["bayesian_layer"]
+    found = [calibration.judge(design, config, config.draw("as told", seed)) for seed in (0, 1)]
+    for each in found:
+        # noise as told: predictions are independent, so the error is binomial
+        binomial = math.sqrt(0.9 * 0.1 / (400 * 4))
+        assert each["coverage 90 error"] == pytest.approx(binomial, rel=0.2)
+    mean = (found[0]["coverage 90"] + found[1]["coverage 90"]) / 2
+    error = math.hypot(*(each["coverage 90 error"] for each in found)) / 2
+    assert tables.with_error([{"a": each} for each in found], "a", "coverage 90") == f"{mean:.3f} ± {error:.3f}"
 
 
 def test_log_scores_are_those_of_the_filter():
@@ -71,7 +92,7 @@ def test_log_scores_are_those_of_the_filter():
 
 
 def test_what_was_never_written_by_counting():
-    config = Calibration(D=4, keys=6, writes=4, streams=3, every=2)
+    config = Calibration(D=4, keys=6, writes=4, streams=3)
     design, streams = catalogue["bayesian_layer_diagonal"], config.draw("as told", 0)
     wins = []
     for b in range(3):
@@ -118,7 +139,7 @@ def test_noises_are_what_they_are_called(noise):
     ],
 )
 def test_designs_that_cannot_be_judged_say_why(name, why):
-    config = Calibration(D=4, keys=6, writes=16, streams=2, every=4)
+    config = Calibration(D=4, keys=6, writes=16, streams=2)
     with pytest.raises(Cannot, match=why):
         config.measure(name, 0)
     done = work(CompareRun(design=name, task=config, seed=0), None, lambda _: None)  # pyright: ignore[reportArgumentType]
@@ -184,7 +205,7 @@ def test_every_number_of_a_fixed_parameter_is_within_its_bounds():
 
 def test_results_that_lack_a_design_are_not_finished():
     config = CompareConfig()
-    each = {"collision": [{}], "recall": [{}] * 2, "crowding": [{}] * 2, "calibration": [{}]}
+    each = {"collision": [{}], "recall": [{}] * 3, "crowding": [{}] * 3, "calibration": [{}] * 3}
     everything = {"designs": {name: dict(each) for name in catalogue}}
     assert not lacks(config, everything)
     everything["designs"]["deltanet"]["recall"] = [{}]
@@ -228,4 +249,4 @@ def test_the_command_writes_a_report_and_adds_designs(tmp_path):
 def test_the_presets_have_the_tasks_of_the_docs():
     cpu = PRESETS["cpu"]
     assert cpu.names == tuple(catalogue)
-    assert len(cpu.runs()) == len(catalogue) * (2 + 2 * cpu.seeds)
+    assert len(cpu.runs()) == len(catalogue) * (1 + 3 * cpu.seeds)

@@ -43,7 +43,7 @@ def results(problem, threads, **options):
     if evidence:
         parts += [out.variance, out.log_evidence]
     weights = torch.Generator().manual_seed(1)
-    loss = sum((x * torch.randn(x.shape, dtype=x.dtype, generator=weights)).sum() for x in parts)
+    loss = torch.stack([(x * torch.randn(x.shape, dtype=x.dtype, generator=weights)).sum() for x in parts]).sum()
     return [*parts, *torch.autograd.grad(loss, leaves)]
 
 

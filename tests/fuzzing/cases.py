@@ -285,6 +285,8 @@ def _values(case: Case, name: str, shape: tuple[int, ...], generator: torch.Gene
         case "retention" if case.spec.kept == "partial_reset":
             usual = _uniform(generator, 0.0, 1.0, shape)
             return _mixture(generator, shape, [usual, 0 * usual, usual**8, 0 * usual + 1])
+        case "discount":
+            return _uniform(generator, 0.3, 1.0, shape)
         case "retention" | "erase_rate" | "feedback":
             return _uniform(generator, 0.05, 1.0, shape)
         case "removal" | "removal_key" | "erase_key":
@@ -312,10 +314,13 @@ def _initial(case: Case, generator: torch.Generator, B: int) -> dict[str, Tensor
             parts["kept"] = root @ root.mT / D + 0.1 * torch.eye(D, dtype=torch.float64)
         case "diagonal":
             parts["kept"] = 0.1 + _normal(generator, B, H, G, D).square()
-        case "block":
+        case "block" | "example_block":
             root = _normal(generator, B, H, G, D // size, size, size)
             parts["kept"] = root @ root.mT / size + 0.1 * torch.eye(size, dtype=torch.float64)
     if "kept" in parts:
         kept = parts["kept"].to(case.initial_dtype)
         parts["kept"] = (kept + kept.mT) / 2 if case.spec.kept != "diagonal" else kept
+    if case.spec.scaled:
+        for name, least in (("shape", 1.1), ("rate", 0.1)):
+            parts[name] = _uniform(generator, least, least + 3, (B, H, G)).to(case.initial_dtype)
     return parts

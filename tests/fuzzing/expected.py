@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fuzzing import reference
 from fuzzing.running import Outcome, weights_of, working_dtype
+from fuzzing.specs import SCALE
 
 if TYPE_CHECKING:
     from fuzzing.cases import Case, Problem
@@ -91,10 +92,12 @@ def run_reference(case: Case, problem: Problem) -> Expected:
         results["mean"] = state.mean
         if state.kept is not None:
             results["kept"] = _as_kept(case.spec, state.kept)
+        if state.scale is not None:
+            results["shape"], results["rate"] = state.scale
         results["total evidence"] = _sums(results["evidence"], bounds)
     trust = results.pop("trust", None)
     followed = [part for part in passed if part.requires_grad]
-    matrix = case.spec.keeps_matrix or case.spec.kept == "block"
+    matrix = case.spec.keeps_matrix or case.spec.has_blocks
     matrices = [part.detach() for part in passed if matrix and part.ndim == 6]
     return Expected(results, leaves, None if trust is None else trust.detach(), followed, matrices)
 
@@ -111,13 +114,17 @@ def _each_segment(
     runs = []
     for n, (start, end) in enumerate(pairwise(bounds)):
         kept = None if state.kept is None else state.kept[:, n : n + 1]
+        scale = None if state.scale is None else (state.scale[0][:, n : n + 1], state.scale[1][:, n : n + 1])
         own = {name: part[:, :, start:end] for name, part in x.items()}
-        runs.append(reference.run(spec, own, reference.State(state.mean[:, n : n + 1], kept), rounded, passed))
+        first = reference.State(state.mean[:, n : n + 1], kept, scale=scale)
+        runs.append(reference.run(spec, own, first, rounded, passed))
     every = [results for results, _ in runs if results]
     results = {name: torch.cat([results[name] for results in every], 2) for name in every[0]}
     kept = [last.kept for _, last in runs if last.kept is not None]
     mean = torch.cat([last.mean for _, last in runs], 1)
-    return results, reference.State(mean, torch.cat(kept, 1) if kept else None)
+    scales = [last.scale for _, last in runs if last.scale is not None]
+    scale = (torch.cat([a for a, _ in scales], 1), torch.cat([b for _, b in scales], 1)) if scales else None
+    return results, reference.State(mean, torch.cat(kept, 1) if kept else None, scale=scale)
 
 
 def _expanded(x: Tensor | float, lead: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
@@ -136,22 +143,27 @@ def _initial_state(case: Case, leaves: dict[str, Tensor], B: int) -> reference.S
     if spec.kept == "counts":
         events = torch.full((REPLICAS, B, H, D, M), spec.prior, dtype=torch.float64)
         return reference.State(events, events[..., 0].clone())
+    scale = None
+    if spec.scaled:
+        parts = zip(("shape", "rate"), SCALE, strict=True)
+        start = [leaves.get(f"initial {name}", torch.full((), x).double()) for name, x in parts]
+        scale = (start[0].expand(REPLICAS, B, H, spec.groups), start[1].expand(REPLICAS, B, H, spec.groups))
     mean = leaves.get("initial mean", torch.zeros(REPLICAS, B, H, D, M, dtype=torch.float64))
     if spec.kept in ("reset", "column_reset", "nothing"):
         return reference.State(mean, None)
     kept = leaves.get("initial kept")
     if kept is None:
         matrix = spec.prior * torch.eye(D, dtype=torch.float64)
-        return reference.State(mean, matrix.expand(REPLICAS, B, H, spec.groups, D, D).clone())
-    if spec.kept == "diagonal":
-        return reference.State(mean, torch.diag_embed(kept))
-    if spec.kept == "block":
+        kept = matrix.expand(REPLICAS, B, H, spec.groups, D, D).clone()
+    elif spec.kept == "diagonal":
+        kept = torch.diag_embed(kept)
+    elif spec.has_blocks:
         blocks = torch.zeros(*kept.shape[:-3], D, D, dtype=torch.float64)
         for i in range(D // spec.size):
             rows = slice(i * spec.size, (i + 1) * spec.size)
             blocks[..., rows, rows] = kept[..., i, :, :]
-        return reference.State(mean, blocks)
-    return reference.State(mean, kept)
+        kept = blocks
+    return reference.State(mean, kept, scale=scale)
 
 
 def _as_kept(spec: Spec, matrices: Tensor) -> Tensor:
@@ -159,7 +171,7 @@ def _as_kept(spec: Spec, matrices: Tensor) -> Tensor:
     match spec.kept:
         case "diagonal":
             return matrices.diagonal(dim1=-2, dim2=-1)
-        case "block":
+        case "block" | "example_block":
             n = matrices.shape[-1] // spec.size
             rows = [slice(i * spec.size, (i + 1) * spec.size) for i in range(n)]
             return torch.stack([matrices[..., r, r] for r in rows], -3)

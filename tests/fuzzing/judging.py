@@ -86,15 +86,24 @@ def judge(case: Case, problem: Problem) -> Verdict:
             assert isinstance(given, Tensor)
             y = expected.gradients[name]
             magnitude = x.abs()
-            if name == "initial kept" and (case.spec.keeps_matrix or case.spec.kept == "block"):
+            if name == "initial kept" and (case.spec.keeps_matrix or case.spec.has_blocks):
                 x, y, magnitude = x + x.mT, y + y.mT, magnitude + magnitude.mT  # only symmetric changes are allowed
-            flow = FLOWS.get(name, 0.0) * expected.gradients["flow"].sum().item()
+            flow = _share_of_flow(name, case, given) * expected.gradients["flow"].sum().item()
             _compare(f"gradient of {name}", x, y, dtype, verdict, flow, magnitude)
     return verdict
 
 
-FLOWS = {"log_decay": 1.0, "angle": 1.0, "log_discount": 0.5, "retention": 8.0}
-"""Gradients that chunks have as differences of larger numbers. That of γ is the one of log √γ, over 2γ ≥ 1/8."""
+FLOWS = {"log_decay": 1.0, "angle": 1.0, "log_discount": 0.5}
+"""Gradients that chunks have as differences of larger numbers."""
+LEAST_RETENTION = 1 / 16
+"""The least γ that chunks take; a smaller one is filtered token by token, and its gradient is no such difference."""
+
+
+def _share_of_flow(name: str, case: Case, given: Tensor) -> Tensor | float:
+    """How much of what flows through memory enters a gradient; that of γ is the one of log √γ, over 2γ."""
+    if name == "retention" and case.spec.kept == "partial_reset":
+        return 0.5 / given.detach().double().clamp_min(LEAST_RETENTION)
+    return FLOWS.get(name, 0.0)
 
 
 def _judge_types(case: Case, problem: Problem, library: Outcome, verdict: Verdict) -> None:
@@ -111,7 +120,10 @@ def _judge_covariance(case: Case, library: Outcome, verdict: Verdict) -> None:
     variance, kept = library.results.get("variance"), library.results.get("kept")
     if variance is not None and bool((variance < 0).any()):
         verdict.findings.append(f"variance: expected at least 0, got {variance.min().item():.3g}")
-    if kept is None or case.spec.kept in ("counts", "block"):  # the blocks are an example's, which promises nothing
+    if kept is None or case.spec.kept in (
+        "counts",
+        "example_block",
+    ):  # the blocks are an example's, which promises nothing
         return
     if case.spec.kept == "diagonal":
         if bool((kept < 0).any()):
@@ -174,7 +186,7 @@ def _compare(
     replicas: Tensor,
     dtype: torch.dtype,
     verdict: Verdict,
-    flow: float = 0.0,
+    flow: Tensor | float = 0.0,
     magnitude: Tensor | None = None,
 ) -> None:
     """One result of all heads.
@@ -185,7 +197,8 @@ def _compare(
         replicas: from the reference.
         dtype: in which the filter computes.
         verdict: to add to.
-        flow: what the sums add up to of which kernels have this gradient as a difference (those in `FLOWS`).
+        flow: what the sums add up to of which kernels have this gradient as a difference (those in `FLOWS`), for each
+            entry of x or for all.
         magnitude: of the numbers that were rounded to the type of x, if they are larger than x.
     """
     if not x.numel():
@@ -197,8 +210,9 @@ def _compare(
     x, y, spread = (heads(part) for part in (x.double(), y, (replicas - replicas[:1]).abs().amax(0)))
     largest, spread = y.abs().amax(-1, keepdim=True), spread.amax(-1, keepdim=True)
     least = torch.finfo(dtype).tiny ** (2 / 3)  # products of three such numbers underflow
+    flow = heads(flow) if isinstance(flow, Tensor) else flow
     tolerance = SAFETY * (spread + torch.finfo(dtype).eps * (largest + flow)) + least
-    ill = ~(tolerance <= JUDGED * largest + 2 * least)
+    ill = ~(tolerance.amax(-1, keepdim=True) <= JUDGED * largest + 2 * least)
     overflows = y.abs() > 0.5 * own.max
     distance = (x - y).abs()
     allowed = tolerance + own.eps * magnitude + own.tiny
@@ -218,7 +232,7 @@ def _compare(
 
 def _by_head(name: str, x: Tensor) -> Callable[[Tensor], Tensor]:
     """How to bring the entries of each head together, [B,H,n]; numbers shared by all heads are those of one."""
-    if name.removeprefix("gradient of initial ") in ("mean", "kept", "total evidence"):
+    if name.removeprefix("gradient of initial ") in ("mean", "kept", "shape", "rate", "total evidence"):
         return lambda part: part.reshape(*part.shape[:2], -1)
     if x.ndim < 3:
         return lambda part: part.reshape(1, 1, -1)

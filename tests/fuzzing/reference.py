@@ -83,6 +83,7 @@ class Rounding:
 class State(NamedTuple):
     """M, [N,B,H,D,M], and what is kept of P: matrices [N,B,H,G,D,D], exposures [N,B,H,D] of counts, or None.
 
+    `scale` has shape and rate of an unknown scale, [N,B,H,G] each.
     `largest` is the largest mean so far, as much of it as decays left, and `uncorrected` the sum of all writes;
     `largest_kept` is the largest dense covariance so far.
     """
@@ -92,6 +93,7 @@ class State(NamedTuple):
     largest: Tensor | None = None
     uncorrected: Tensor | None = None
     largest_kept: Tensor | None = None
+    scale: tuple[Tensor, Tensor] | None = None
 
 
 def run(
@@ -111,7 +113,7 @@ def run(
         one); and the last state.
     """
     T = x["q"].shape[2]
-    step = count_step if spec.write == "count" else gaussian_step
+    step = count_step if spec.write == "count" else scaled_step if spec.scaled else gaussian_step
     every: list[dict[str, Tensor]] = []
     for t in range(T):
         results, state = step(spec, {name: part[:, :, t] for name, part in x.items()}, state, rounded, passed)
@@ -210,10 +212,35 @@ def gaussian_step(
         kept = truncated(spec, P)
         variance = rounded((rounded(kept * q[..., None, None, :]) * q[..., None, :, None]).sum((-2, -1)))
     output = rounded((q[..., None, :] @ mean)[..., 0, :])
-    trust = noise * precision
-    return {"output": output, "variance": variance, "evidence": evidence, "trust": trust}, State(
-        mean, kept, largest, uncorrected, largest_kept
-    )
+    results = {"output": output, "variance": variance, "evidence": evidence, "trust": noise * precision}
+    if spec.scaled:
+        results |= {"squares": rounded(precision * squares), "precision": precision}
+    return results, State(mean, kept, largest, uncorrected, largest_kept)
+
+
+def scaled_step(
+    spec: Spec, x: Mapping[str, Tensor], state: State, rounded: Rounding, passed: list[Tensor]
+) -> tuple[dict[str, Tensor], State]:
+    """One token of a design whose variances are all divided by τ ~ Gamma(a, b): a += m/2, b += ½ β‖e‖² for m columns.
+
+    Values then have a multivariate Student-t distribution with 2a degrees of freedom and the scale b/(a β) I, and the
+    variance of a read is b/(a − 1) times that without a scale.
+    """
+    assert state.scale is not None
+    results, new = gaussian_step(spec, x, state, rounded, passed)
+    a, b = state.scale
+    if spec.discounted_scale:
+        kept = x["discount"][..., None]
+        a, b = rounded(kept * a), rounded(kept * b)
+    squares, precision = results.pop("squares"), results.pop("precision")
+    m = x["v"].shape[-1] // squares.shape[-1]
+    # log Γ(a + m/2) − log Γ(a) is as exact as its larger part
+    gamma = rounded(torch.lgamma(a + m / 2)) - rounded(torch.lgamma(a))
+    peak = gamma + m / 2 * rounded((precision / (2 * math.pi * b)).log())
+    results["evidence"] = rounded(peak - rounded((a + m / 2) * rounded(torch.log1p(squares / (2 * b))))).sum(-1)
+    a, b = rounded(a + m / 2), rounded(b + squares / 2)
+    results["variance"] = rounded(rounded(b / (a - 1)) * results["variance"])
+    return results, new._replace(scale=(a, b))
 
 
 def predicted_covariance(
@@ -257,7 +284,7 @@ def truncated(spec: Spec, P: Tensor) -> Tensor:
     match spec.kept:
         case "diagonal":
             return P * torch.eye(D, dtype=P.dtype)
-        case "block":
+        case "block" | "example_block":
             block = torch.arange(D) // spec.size
             return P * (block[:, None] == block[None, :])
         case _:
@@ -283,7 +310,7 @@ def _additive(
     spec: Spec, x: Mapping[str, Tensor], A: Tensor, state: State, rounded: Rounding
 ) -> tuple[dict[str, Tensor], State]:
     """φ ~ N(0, λI), S = A S + k φᵀ, v | φ ~ N(φ, r²I): M = A M + ω k vᵀ and P = A P Aᵀ + ω r² k kᵀ, ω = λ/(λ + r²)."""
-    mean, kept, largest, uncorrected, _ = state
+    mean, kept, largest, uncorrected = state[:4]
     q, k, v = x["q"], x["k"], x["v"]
     assert largest is not None
     assert uncorrected is not None

@@ -55,7 +55,7 @@ def run_library(case: Case, problem: Problem) -> Outcome:
     if problem.initial:
         parts = [leaves[f"initial {name}"] for name in problem.initial]
         form = design.prior(mbd.Sizes(1, 1, case.sizes[3], case.sizes[4]), dtype=torch.float32, device="meta")
-        initial = type(form)(*parts)
+        initial = _as_state(form, parts)
     before = torch.get_num_threads()
     torch.set_num_threads(case.options["threads"])
     try:
@@ -141,6 +141,15 @@ def between(x: Tensor | float, B: int, T: int, H: int, start: int, end: int) -> 
     return x[:, start:end] if isinstance(x, Tensor) and x.ndim >= 3 and x.shape[:3] == (B, T, H) else x
 
 
+def _as_state(form: Any, parts: list[Any]) -> Any:
+    """A state of a form from its parts: mean and kept, then those of an unknown scale."""
+    if isinstance(form, mbd.ScaledBelief):
+        return mbd.ScaledBelief(type(form.base)(*parts[:-2]), *parts[-2:])
+    return type(form)(*parts)
+
+
 def _state(state: Any) -> dict[str, Tensor]:
+    if isinstance(state, mbd.ScaledBelief):
+        return {**_state(state.base), "shape": state.shape, "rate": state.rate}
     mean, kept = state
     return {"mean": mean} if kept is None else {"mean": mean, "kept": kept}

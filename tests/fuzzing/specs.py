@@ -19,8 +19,21 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "designs"
 Drift = Literal["identity", "scalar", "diagonal", "rotation", "rotation_real", "removal", "rwkv7", "feedback"]
 Write = Literal["observe", "latent", "student_t", "count"]
 Kept = Literal[
-    "dense", "diagonal", "block", "reset", "column_reset", "partial_reset", "discounted", "nothing", "counts"
+    "dense",
+    "diagonal",
+    "block",
+    "example_block",
+    "reset",
+    "column_reset",
+    "partial_reset",
+    "discounted",
+    "nothing",
+    "counts",
 ]
+
+
+SCALE = (2.5, 1.25)
+"""The prior of an unknown scale: τ ~ Gamma(shape, rate)."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +46,11 @@ class Spec:
         kept: what is kept of the covariance.
         groups: G, noise groups of value columns.
         prior: the variance of every direction before anything is written.
-        size: rows of a block, for `kept="block"`.
+        size: rows of a block, for `kept="block"` and `"example_block"`.
         nu: degrees of freedom, for `write="student_t"`.
         stationary: whether process noise returns memory to its prior, σ²(I − A Aᵀ), instead of ℓ² N.
+        scaled: whether all variances have an unknown factor in common; its Gamma(shape, rate) starts at `SCALE`.
+        discounted_scale: whether that belief is forgotten, at the rate `discount`.
     """
 
     drift: Drift
@@ -46,18 +61,26 @@ class Spec:
     size: int = 2
     nu: float = 4.0
     stationary: bool = False
+    scaled: bool = False
+    discounted_scale: bool = False
 
     @property
     def name(self) -> str:
         """Such as `dense2-rotation`."""
         observed = {"observe": "", "latent": "additive-", "student_t": "student-", "count": ""}[self.write]
         drift = f"stationary_{self.drift}" if self.stationary else self.drift
-        return f"{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{drift}"
+        scaled = "discounted-scale-" if self.discounted_scale else "scaled-" if self.scaled else ""
+        return f"{scaled}{observed}{self.kept}{self.groups if self.groups > 1 else ''}-{drift}"
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether what is kept of the covariance are blocks."""
+        return self.kept in ("block", "example_block")
 
     @property
     def has_process_noise(self) -> bool:
         """Whether ℓ², or σ² of stationary noise, enters."""
-        return self.kept in ("dense", "diagonal", "block") and self.write != "latent"
+        return (self.kept in ("dense", "diagonal") or self.has_blocks) and self.write != "latent"
 
     @property
     def keeps_matrix(self) -> bool:
@@ -76,7 +99,8 @@ class Spec:
     def fits(self, D: int, M: int) -> bool:
         """Whether the design can have keys of size D and values of size M."""
         even = not self.drift.startswith("rotation") or D % 2 == 0
-        return even and M % self.groups == 0 and (self.kept != "block" or D % self.size == 0)
+        wide = not self.discounted_scale or 3 * self.groups <= M
+        return even and wide and M % self.groups == 0 and not (self.has_blocks and D % self.size)
 
     def parameters(self, D: int, M: int) -> dict[str, tuple[int, ...]]:
         """The sizes that follow [B,T,H] of every step parameter, by name."""
@@ -110,6 +134,8 @@ class Spec:
             sizes["write_noise"] = (self.groups,)
         elif self.write == "latent":
             sizes["write_noise"] = ()
+        if self.discounted_scale:
+            sizes["discount"] = ()
         return sizes
 
 
@@ -147,7 +173,8 @@ def build(spec: Spec) -> Any:
     covariances = {
         "dense": lambda: mbd.Dense(prior=spec.prior),
         "diagonal": lambda: mbd.Diagonal(prior=spec.prior),
-        "block": lambda: example("block_diagonal").BlockDiagonal(size=spec.size, prior=spec.prior),
+        "block": lambda: mbd.Block(spec.size, prior=spec.prior),
+        "example_block": lambda: example("block_diagonal").BlockDiagonal(size=spec.size, prior=spec.prior),
         "reset": mbd.Reset,
         "column_reset": mbd.PerColumnReset,
         "partial_reset": lambda: mbd.PartialReset(prior=spec.prior),
@@ -157,7 +184,8 @@ def build(spec: Spec) -> Any:
     transition = transitions[spec.drift]()
     if spec.stationary:
         transition = mbd.Stationary(transition)
-    return mbd.DesignModel(transition, writes[spec.write](), covariances[spec.kept]())
+    design = mbd.DesignModel(transition, writes[spec.write](), covariances[spec.kept]())
+    return mbd.UnknownScale(design, *SCALE, discount=spec.discounted_scale) if spec.scaled else design
 
 
 def _every() -> tuple[Spec, ...]:
@@ -180,7 +208,26 @@ def _every() -> tuple[Spec, ...]:
         Spec("rwkv7", "observe", "dense"),
         Spec("feedback", "latent", "dense"),
     ]
-    specs += [Spec(drift, "observe", "block", groups) for groups in (1, 2) for drift in ("diagonal", "rotation")]
+    specs += [
+        Spec(drift, "observe", "example_block", groups) for groups in (1, 2) for drift in ("diagonal", "rotation")
+    ]
+    specs += [
+        Spec(drift, "observe", "block", groups, size=size)
+        for groups, size in ((1, 2), (2, 3), (1, 4))
+        for drift in (*plain, "rotation_real")
+    ]
+    bases: tuple[tuple[Kept, Drift], ...] = (
+        ("dense", "diagonal"),
+        ("dense", "rotation"),
+        ("diagonal", "scalar"),
+        ("block", "diagonal"),
+        ("partial_reset", "scalar"),
+    )
+    specs += [
+        Spec(drift, "observe", kept, groups, scaled=True, discounted_scale=forgets)
+        for groups, forgets in ((1, False), (2, False), (1, True), (2, True))
+        for kept, drift in bases
+    ]
     specs += [Spec("diagonal", "student_t", "dense", groups) for groups in (1, 2)]
     specs += [
         Spec(drift, "observe", kept, groups, stationary=True)
@@ -188,7 +235,7 @@ def _every() -> tuple[Spec, ...]:
         for groups in (1, 2)
         for drift in (*plain, "rotation_real")
     ]
-    specs.append(Spec("diagonal", "observe", "block", stationary=True))
+    specs += [Spec("diagonal", "observe", kept, stationary=True) for kept in ("block", "example_block")]
     return (*specs, Spec("scalar", "count", "counts"))
 
 

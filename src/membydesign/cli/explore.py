@@ -34,7 +34,7 @@ def explore(
         bool, typer.Option("--no-open", metavar="", help="Only write the page; do not open a browser.")
     ] = False,
 ) -> None:
-    """Write and open a page on which to drag keys, noises and writes, or on which a model reads a text.
+    """Write and open a page on which to drag keys, or on which a model reads a text.
 
     For example: `mbd explore`, `mbd explore --model example:characters`, or `mbd explore --text letter.txt --no-open`
 

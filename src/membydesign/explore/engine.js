@@ -56,6 +56,7 @@ function simulate(kernel, name, settings) {
   const strides = {};
   for (const [kind, field] of kernel.layouts.Sizes)
     if (kind === "INT" && /_(head|entry)$/.test(field)) strides[field] = 0; // one number of each parameter for all heads
+  const whole = kernel.layouts.Sizes.some(([, field]) => field === "rows") ? { rows: D } : {}; // of P, in kernels with blocks
   const lengths = { q: heads * D, k: heads * D, v: heads * COLUMNS, from_M: heads * D * COLUMNS, r2: 1 };
   lengths.M = lengths.from_M, lengths.o = lengths.v;
   if (entries) lengths.from_P = lengths.P = heads * entries;
@@ -63,7 +64,7 @@ function simulate(kernel, name, settings) {
   if (design.decays) lengths.log_a = 1;
   const step = kernel.prepare(heads, {
     D, M: COLUMNS, N: 1, rule: kernel.rules.indexOf(design.rule), diagonal: +!!design.diagonal, rotates: 0, every: 1,
-    stationary: +!!design.stationary, bound: 1 + Math.sqrt(Number.EPSILON), ...strides,
+    stationary: +!!design.stationary, bound: 1 + Math.sqrt(Number.EPSILON), ...strides, ...whole,
   }, lengths);
   try {
     step.tensor("q").set([...keys[A], ...keys[B]]);

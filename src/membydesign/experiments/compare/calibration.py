@@ -4,6 +4,9 @@ A stream writes $v_t = S^\top k_t + \sigma_t \epsilon_t$ at keys from a codebook
 is drawn from the prior that designs are told; they are also told $r^2$. The noise is what they were told, of another
 size, changing, or heavy-tailed. Nothing is trained.
 
+Predictions are judged in every doubling of the length of a stream, because a belief about the size of the noise takes
+time to form; the results are those of the last doubling, and the coverage of each is kept too.
+
 Intervals come from the predictive density that the design itself states: $p(v_t \mid v_{<t})$ as a function of $v_t$ is
 what `Design.condition` returns as log evidence, so the probability below the observed value is its integral on a grid.
 That works for densities of any form. Values have one column, M = 1.
@@ -41,6 +44,8 @@ NOISES = {
 """Every kind of noise, and what it is."""
 
 INTERVALS = (0.5, 0.9)
+SHORTEST = 30
+"""Predictions are judged from this many writes on, or later."""
 TOTAL = 0.05
 """How far from one the integral of a density on the grid may be."""
 _REACH, _FINEST = 7.0, 0.05
@@ -75,7 +80,7 @@ class Calibration:
         keys: keys of the codebook; half are written.
         writes: length of a stream.
         streams: number of streams.
-        every: in the second half of a stream, predictions are judged at every so many writes.
+        judged: predictions that are judged, about, in each doubling of the length of a stream.
         grid: points at which a predictive density is evaluated.
         write_noise: the r² that designs are told.
         prior: the prior variance of memory, also what a reset returns to.
@@ -83,12 +88,21 @@ class Calibration:
 
     D: int = 16
     keys: int = 24
-    writes: int = 480
+    writes: int = 960
     streams: int = 128
-    every: int = 16
+    judged: int = 8
     grid: int = 97
     write_noise: float = 0.1
     prior: float = 1.0
+
+    def doublings(self) -> list[range]:
+        """Return the writes before which predictions are judged: those of the second half, the quarter before it, …"""
+        found, end = [], self.writes
+        while not found or end // 2 >= SHORTEST:
+            start = end // 2
+            found.append(range(start, end, max(1, (end - start) // self.judged)))
+            end = start
+        return found[::-1]
 
     def measure(self, name: str, seed: int) -> dict[str, Any]:
         """Judge one design under every kind of noise."""
@@ -128,12 +142,13 @@ def _factor(noise: str, B: int, T: int, rng: torch.Generator) -> Tensor:
     raise ValueError(f"noise: expected one of {', '.join(NOISES)}, got {noise!r}")
 
 
-def judge(design: Design, config: Calibration, streams: Streams) -> dict[str, float]:
+def judge(design: Design, config: Calibration, streams: Streams) -> dict[str, Any]:
     """Filter the streams, and compare what was predicted with what came.
 
     Returns:
-        The coverage of each interval, the mean log score, and how well the variance of a read separates keys that were
-        never written from the others (area under the curve).
+        For the second half of the streams: the coverage of each interval with its standard error, and the mean log
+        score; how well the variance of a read separates keys that were never written from the others (area under the
+        curve); and the coverage of 90 % intervals by number of writes.
 
     Raises:
         Cannot: if the design states no variance, or what it states of a value is not a probability density.
@@ -144,22 +159,40 @@ def judge(design: Design, config: Calibration, streams: Streams) -> dict[str, fl
     told = {"process_noise": 0.0, "write_noise": config.write_noise}
     told |= dict.fromkeys(("prior_variance", "stationary_variance"), config.prior)
     parameters, keys = fixed(design, told), streams.k
-    below, scores = [], []
+    doublings = config.doublings()
+    below, scores = {t: torch.empty(0) for times in doublings for t in times}, []
     for t in range(T):
         k, v = keys[:, t, None], streams.values[:, t, None, None]
         step = Step(_parameters(design, parameters, B, config.D), k)
         predicted = design.predict(state, step)
-        if t >= T // 2 and t % config.every == 0:
-            below.append(probability_below(design, parameters, predicted, k, v, config.grid))
+        if t in below:
+            below[t] = probability_below(design, parameters, predicted, k, v, config.grid)
         written = Written(*design.condition(predicted, k, v, step))  # pyright: ignore[reportArgumentType]
         if t >= T // 2:
             scores.append(written.log_evidence[:, 0])
         state = written.state
-    p = torch.stack(below)
-    result = {f"coverage {int(100 * x)}": ((p - 0.5).abs() <= x / 2).double().mean().item() for x in INTERVALS}
+    p = [torch.stack([below[t] for t in times]) for times in doublings]
+    result: dict[str, Any] = {}
+    for share in INTERVALS:
+        of_stream = inside(p[-1], share).mean(0)
+        result[f"coverage {int(100 * share)}"] = of_stream.mean().item()
+        result[f"coverage {int(100 * share)} error"] = (of_stream.std() / math.sqrt(B)).item()
     result["log score"] = torch.stack(scores).mean().item()
     result["never written"] = never_written(design, parameters, state, streams)
+    result["by writes"] = {
+        named(times): inside(each, 0.9).mean().item() for times, each in zip(doublings, p, strict=True)
+    }
     return result
+
+
+def inside(p: Tensor, share: float) -> Tensor:
+    """Return 1 where a probability lies in the central interval that should hold this share of values, else 0."""
+    return ((p - 0.5).abs() <= share / 2).double()
+
+
+def named(times: range) -> str:
+    """Return how tables call predictions at these writes."""
+    return f"{times.start} to {times.stop}"
 
 
 def refuse(design: Design, D: int) -> None:

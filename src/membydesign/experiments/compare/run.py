@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from membydesign.experiments.compare.config import LEARNED, PRESETS, TASKS, CompareConfig, folder
+from membydesign.experiments.compare.config import PRESETS, RANDOM, TASKS, CompareConfig, folder
 from membydesign.experiments.compare.figures import plot
 from membydesign.experiments.compare.tables import notes, tables
 from membydesign.reports.record import Outcome
@@ -30,7 +30,7 @@ def run(config: CompareConfig, context: RunContext) -> Outcome:
 def lacks(config: CompareConfig, metrics: Mapping[str, Any]) -> bool:
     """Return whether results lack a run, such as those of designs that were added to the catalogue since."""
     found = metrics["designs"]
-    expected = {task: config.seeds if task in LEARNED else 1 for task in TASKS}
+    expected = {task: config.seeds if task in RANDOM else 1 for task in TASKS}
     return any(len(found.get(name, {}).get(task, ())) < n for name in config.names for task, n in expected.items())
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from membydesign.design import catalogue
-from membydesign.experiments.compare.calibration import NOISES
+from membydesign.experiments.compare.calibration import NOISES, named
 from membydesign.reports.record import RecordTable
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     """Results by design and task, one per seed."""
 
 NONE = "—"
+CONSTANT = ("as told", "smaller", "larger")
+"""The noises of constant size."""
 
 
 def reason(results: Sequence[Mapping[str, Any]]) -> str:
@@ -52,6 +55,16 @@ def shown(results: Sequence[Mapping[str, Any]], *path: str, decimals: int = 2) -
     return f"{mean(numbers):.{decimals}f}{spread}"
 
 
+def with_error(results: Sequence[Mapping[str, Any]], *path: str, decimals: int = 3) -> str:
+    """Format a number of the results: its mean over seeds, and the standard error of that mean."""
+    numbers = values(results, *path)
+    if not numbers:
+        return NONE
+    errors = values(results, *path[:-1], f"{path[-1]} error")
+    error = math.hypot(*errors) / len(errors)
+    return f"{mean(numbers):.{decimals}f} ± {error:.{decimals}f}"
+
+
 def recall_tests(config: CompareConfig) -> list[str]:
     """Return the names of the tests of learned recall."""
     return [f"n_f = {writes}, ρ = {rho:.2f}" for writes, rho in config.recall.tests]
@@ -73,6 +86,7 @@ def tables(config: CompareConfig, designs: Results) -> list[RecordTable]:
         ),
         _cross_entropies(config, designs),
         *(_calibration(designs, name, title, decimals) for name, title, decimals in _JUDGED),
+        _by_writes(config, designs),
         _work(designs),
         _reasons(designs),
     ]
@@ -107,8 +121,8 @@ def _summary(config: CompareConfig, designs: Results) -> RecordTable:
                 shown(of["recall"], recall_tests(config)[0], "accuracy"),
                 shown(of["recall"], hardest, "accuracy"),
                 shown(of["crowding"], most, "accuracy"),
-                shown(calibration, "as told", "coverage 90", decimals=3),
-                shown(calibration, "larger", "coverage 90", decimals=3),
+                with_error(calibration, "as told", "coverage 90"),
+                with_error(calibration, "larger", "coverage 90"),
                 shown(calibration, "as told", "never written", decimals=3),
             ]
         )
@@ -179,8 +193,28 @@ def _calibration(designs: Results, number: str, title: str, decimals: int) -> Re
     for name, of in designs.items():
         found = of["calibration"]
         if not reason(found):
-            rows.append([name, *(shown(found, noise, number, decimals=decimals) for noise in NOISES)])
-    return RecordTable(title, ["design", *NOISES], rows, "; ".join(f"{name}: {what}" for name, what in NOISES.items()))
+            show = with_error if number.startswith("coverage") else shown
+            rows.append([name, *(show(found, noise, number, decimals=decimals) for noise in NOISES)])
+    note = "; ".join(f"{name}: {what}" for name, what in NOISES.items())
+    if number.startswith("coverage"):
+        note += ". Means over seeds, and their standard errors over streams."
+    return RecordTable(title, ["design", *NOISES], rows, note)
+
+
+def _by_writes(config: CompareConfig, designs: Results) -> RecordTable:
+    doublings = [named(times) for times in config.calibration.doublings()]
+    rows = []
+    for name, of in designs.items():
+        found = of["calibration"]
+        for noise in () if reason(found) else CONSTANT:
+            means = (f"{mean(values(found, noise, 'by writes', each)):.3f}" for each in doublings)
+            rows.append([name, noise, *means])
+    note = (
+        "By the number of writes before the prediction, where the noise is constant: how long a design takes to learn "
+        "its size. Means over seeds."
+    )
+    title = "Calibration: coverage of 90 % intervals while the size of the noise is learned"
+    return RecordTable(title, ["design", "noise", *doublings], rows, note)
 
 
 def _work(designs: Results) -> RecordTable:

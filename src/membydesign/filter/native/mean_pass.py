@@ -28,6 +28,8 @@ NAME, BACKEND = "native, gains then chunks of the mean", "native"
 SOURCE = "mean_pass.c"
 
 
+BY_GROUP = 128
+"""The smallest D at which forward is faster with a few tokens in each pass over the mean."""
 BACK_BY_TOKEN = 32
 """The largest D at which backward too is faster token by token than chunk by chunk."""
 
@@ -50,6 +52,7 @@ def _numbers(x: Any) -> dict[str, Any]:
         "C": x.size,
         "by_token": x.by_token,
         "back_by_token": x.by_token and x.q.shape[-1] <= BACK_BY_TOKEN,
+        "by_group": x.by_token and x.q.shape[-1] >= BY_GROUP,
     }
 
 

@@ -14,23 +14,27 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from membydesign.belief import Belief
+from membydesign.belief import Belief, ScaledBelief
 from membydesign.design import (
+    Block,
     DampedRotation,
     DecayAndRemoval,
     Dense,
     DesignModel,
     Diagonal,
     DiagonalDecay,
+    Discounted,
     Identity,
     LatentInput,
     MeanOnly,
     ObserveMemory,
+    PartialReset,
     PerColumnReset,
     Reset,
     ScalarDecay,
     Stationary,
     Transition,
+    UnknownScale,
 )
 from membydesign.filter import readable, transforms
 from membydesign.filter.checks import state_form
@@ -51,6 +55,9 @@ THREADS_FROM = 1 << 16
 _RULES = {
     (ObserveMemory, Dense): "KALMAN",
     (ObserveMemory, Diagonal): "KALMAN",
+    (ObserveMemory, Block): "KALMAN",
+    (ObserveMemory, PartialReset): "KALMAN",
+    (ObserveMemory, Discounted): "KALMAN",
     (ObserveMemory, Reset): "DELTA",
     (ObserveMemory, PerColumnReset): "DELTA",
     (LatentInput, Dense): "ADDITIVE",
@@ -67,6 +74,8 @@ _PARAMETERS = {
     "angle": "angle",
     "removal_key": "removal_key",
     "removal": "removal",
+    "retention": "gamma",
+    "log_discount": "log_delta",
 }
 """The names of `filter_step` and of step.c."""
 
@@ -90,6 +99,54 @@ def native_step(
     parameters: Mapping[str, Tensor | float | None],
 ) -> tuple[Tensor, Any] | None:
     """The read-out [B,H,M] and the new belief, or None; arguments as the user of `filter_step` gave them."""
+    if isinstance(design, UnknownScale):
+        return _scaled_step(design, belief, q, k, v, parameters)
+    result = _step(design, belief, q, k, v, parameters)
+    return None if result is None else result[:2]
+
+
+def _scaled_step(
+    design: UnknownScale, belief: Any, q: Tensor, k: Tensor, v: Tensor, parameters: Mapping[str, Tensor | float | None]
+) -> tuple[Tensor, Any] | None:
+    """A step of the base, and what its errors say about the scale."""
+    if not isinstance(belief, ScaledBelief) or not isinstance(v, Tensor):
+        return None
+    of_base = dict(parameters)
+    given = [belief.shape, belief.rate, *([of_base.pop("discount", None)] if design.discount else [])]
+    result = _step(design.base, belief.base, q, k, v, of_base, squares=True)
+    if result is None:
+        return None
+    output, base, squares = result
+    scale = [None if x is None else _ready(x, squares.dtype) for x in given]
+    if any(x is None for x in scale):
+        return None
+    shape, rate, *discount = (x for x in scale if x is not None)
+    if shape.shape != squares.shape or rate.shape != squares.shape or shape.dtype != squares.dtype:
+        return None
+    sound = (shape > 1) & (rate > 0)
+    if discount:
+        kept = discount[0]
+        if kept.shape not in ((), squares.shape[:2]):
+            return None
+        kept = kept[..., None]
+        sound &= (kept >= 0) & (kept <= 1)
+        shape, rate = kept * shape, kept * rate
+    shape, rate = shape + v.shape[-1] // squares.shape[-1] / 2, rate + squares / 2
+    sound &= rate.isfinite() & shape.isfinite()
+    return (output, ScaledBelief(base, shape, rate)) if bool(sound.all()) else None
+
+
+def _step(
+    design: Design,
+    belief: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parameters: Mapping[str, Tensor | float | None],
+    *,
+    squares: bool = False,
+) -> tuple[Tensor, Any, Any] | None:
+    """The read-out, the new belief, and β‖v − M̄ᵀk‖² [B,H,G] if `squares`; or None."""
     if torch.compiler.is_compiling() or transforms.followed() or not isinstance(belief, Belief):
         return None
     dtype = belief.mean.dtype if isinstance(belief.mean, Tensor) else None
@@ -114,12 +171,13 @@ def native_step(
             ready.append(x)
     except RuntimeError:  # a tensor without strides or storage
         return None
-    plan = _plan(design, dtype, len(kept), tuple(parameters), *[x.shape for x in ready])
+    plan = _plan(design, dtype, len(kept), squares, tuple(parameters), *[x.shape for x in ready])
     if plan is None or q.dtype != k.dtype or q.dtype != v.dtype or kept[-1].dtype != dtype:
         return None
     output, *beliefs = [torch.empty_like(x) for x in ready[2 : 3 + len(kept)]]
+    counted = [ready[4].new_empty(ready[4].shape[:3])] if squares else []
     try:
-        pointers = [x.data_ptr() for x in (*ready, *beliefs, output)]
+        pointers = [x.data_ptr() for x in (*ready, *beliefs, output, *counted)]
     except RuntimeError:
         return None
     if min(pointers) < readable.LOWEST:  # perhaps one without memory: the slow path finds out
@@ -134,11 +192,13 @@ def native_step(
         output = output.to(q.dtype)
         if not output.isfinite().all():
             return None
-    return output, type(belief)(*beliefs)
+    return output, type(belief)(*beliefs), counted[0] if squares else None
 
 
 def why_not(design: Design) -> str | None:
     """Why step.c has no decoding step for a design; None if it has."""
+    if isinstance(design, UnknownScale):
+        return why_not(design.base)
     if not isinstance(design, DesignModel):
         return f"for {design.title}, since step.c runs linear-Gaussian designs"
     transition = _drift(design)
@@ -183,7 +243,7 @@ def _number(value: float, dtype: torch.dtype) -> Tensor:
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    design: Design, dtype: torch.dtype, kept: int, names: tuple[str, ...], *shapes: tuple[int, ...]
+    design: Design, dtype: torch.dtype, kept: int, squares: bool, names: tuple[str, ...], *shapes: tuple[int, ...]
 ) -> _Plan | None:
     """The plan for q, k, v, a belief of `kept` parts and the named parameters; None if step.c cannot run them."""
     if not isinstance(design, DesignModel) or why_not(design) is not None or not set(names) <= set(_PARAMETERS):
@@ -198,6 +258,9 @@ def _plan(
     if belief != [part.shape for part in form if part is not None]:
         return None
     strides = _strides(design, inputs, (B, H), (D, M, G))
+    rows = belief[1][-1] if kept > 1 else D
+    if rows % 2 and rows < D and isinstance(_drift(design), DampedRotation):
+        return None  # pairs of rows that belong to two blocks
     if strides is None or not native.available(SOURCE, dtype):
         return None
     step = structs.function(SOURCE, dtype, "step", ("Sizes", "Tensors"))
@@ -207,6 +270,7 @@ def _plan(
         "N": design.gain_groups(M),
         "rule": structs.cases(SOURCE, dtype, "Rule")[_RULES[type(design.write), type(design.covariance)]],
         "diagonal": isinstance(design.covariance, Diagonal),
+        "rows": rows,
         "rotates": isinstance(_drift(design), DampedRotation),
         "every": 2 if design.transition == DampedRotation(noise="real") else 1,
         "bound": precision_bound(dtype),
@@ -216,7 +280,9 @@ def _plan(
     sizes_struct, tensors_struct = step.structs
     packed_sizes, _ = sizes_struct.fill(sizes)
     own = ("from_M", "from_P")[:kept], ("M", "P")[:kept]
-    pack = tensors_struct.packer(("q", "k", "v", *own[0], *(_PARAMETERS[name] for name in names), *own[1], "o"))
+    extra = ("squares",) if squares else ()
+    parts = ("q", "k", "v", *own[0], *(_PARAMETERS[name] for name in names), *own[1], "o", *extra)
+    pack = tensors_struct.packer(parts)
     threads = B * H if B * H * design.state_size(D, M).total >= THREADS_FROM else 1
     return _Plan(step.call, packed_sizes, pack, B * H, threads)
 

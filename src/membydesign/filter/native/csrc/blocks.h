@@ -118,8 +118,8 @@ typedef struct {
 static const Into SET = {1, 0, 0}, ADD = {1, 1, 0}, SUBTRACT = {-1, 1, 0}, SET_UPPER = {1, 0, 1},
                   SUBTRACT_UPPER = {-1, 1, 1};
 
-/* LANES rows of LANES numbers that lie `ld` apart, transposed, into rows of the panel. */
-INLINE void transpose(REAL *restrict panel, const REAL *from, int64_t ld) {
+/* LANES rows of LANES numbers that lie `ld` apart, transposed, into rows that lie `pitch` apart. */
+INLINE void transpose(REAL *restrict panel, const REAL *from, int64_t ld, int64_t pitch) {
 #ifdef SHUFFLES
   vec x[SHUFFLES], y[SHUFFLES];
   _Pragma("GCC unroll 16") EACH(i, LANES) x[i] = *(const vec *)(from + i * ld);
@@ -130,9 +130,9 @@ INLINE void transpose(REAL *restrict panel, const REAL *from, int64_t ld) {
     }
     _Pragma("GCC unroll 16") EACH(i, LANES) x[i] = y[i];
   }
-  _Pragma("GCC unroll 16") EACH(i, LANES) *(vec *)(panel + i * TILE_COLUMNS) = x[i];
+  _Pragma("GCC unroll 16") EACH(i, LANES) *(vec *)(panel + i * pitch) = x[i];
 #else
-  EACH(i, LANES) EACH(l, LANES) panel[l * TILE_COLUMNS + i] = from[i * ld + l];
+  EACH(i, LANES) EACH(l, LANES) panel[l * pitch + i] = from[i * ld + l];
 #endif
 }
 
@@ -151,7 +151,8 @@ static void pack(REAL *restrict panel, View B, int64_t j, int64_t k, int64_t col
   }
   const int64_t wide = B.row == 1 ? columns / LANES * LANES : 0, deep = k / LANES * LANES;
   for (int64_t l = 0; l < deep; l += LANES)
-    for (int64_t c = 0; c < wide; c += LANES) transpose(panel + l * TILE_COLUMNS + c, from + l + c * B.column, B.column);
+    for (int64_t c = 0; c < wide; c += LANES)
+      transpose(panel + l * TILE_COLUMNS + c, from + l + c * B.column, B.column, TILE_COLUMNS);
   for (int64_t l = wide ? deep : 0; l < k; l++)
     EACH(c, wide) panel[l * TILE_COLUMNS + c] = from[l * B.row + c * B.column];
   EACH(l, k) for (int64_t c = wide; c < columns; c++) panel[l * TILE_COLUMNS + c] = from[l * B.row + c * B.column];

@@ -23,6 +23,7 @@
   X(INT, C)             /* tokens of a chunk, or between two saved means */         \
   X(INT, by_token)      /* forward token by token (not for pairs), or chunk by chunk */ \
   X(INT, back_by_token) /* the same for backward */                                 \
+  X(INT, by_group)      /* forward token by token: a few of them in each pass */    \
   X(READ, q)            /* [B,T,H,D] */                                             \
   X(READ_OR_NULL, k)    /* [B,T,H,D], or NULL for additive writes */                \
   X(READ, v)            /* [B,T,H,M] */                                             \
@@ -49,6 +50,7 @@ STRUCT(Outputs, OUTPUTS)
 STRUCT(Gradients, GRADIENTS)
 
 #include "mean_token.h"
+#include "mean_group.h"
 #include "mean_token_back.h"
 
 typedef struct {
@@ -307,6 +309,11 @@ static void backward_head(const Inputs *x, const Gradients *o, int64_t head, con
 }
 
 ENTRY(forward, Inputs, x, Outputs, o) {
+  if (x->by_token && x->by_group) {
+    const Strips s = group_strips(x);
+    OVER_PARTS(group_work(x), s.count, worth(x->T * x->D * x->M, s.count),
+               group_forward(x, o, head, start, end, work))
+  }
   if (x->by_token) {
     const Strips s = strips_of(x);
     OVER_PARTS(token_elements(x), s.count, worth(x->T * x->D * x->M, s.count),

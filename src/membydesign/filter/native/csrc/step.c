@@ -1,11 +1,13 @@
 /* One decoding step of any design: every head of a batch drifts, is written to and read, and is looked at on the way.
  *
  *     w = A'k,   e = v - M'w                            what memory predicts at the key; e = v where it is not observed
- *     u = A P w + l2 N k,    b = 1/(r2 + k'u)           Dense and Diagonal
+ *     u = A P w + l2 N k,    b = 1/(r2 + k'u)           Dense, Diagonal and Block
+ *     u = s A P w + lambda (k - s A w)                  PartialReset, whose s is gamma, and Discounted: s = 1/delta
  *     u = lambda k,          b = 1/(r2 + lambda k'k)    Reset and PerColumnReset
  *     u = lambda k,          b = 1/(r2 + lambda)        LatentInput, whose P first gains lambda k k'
  *     M = A M + b u e',      P = A P A' + l2 N - b u u',      o = M'q
  *
+ * (P with s and lambda where u has them; of a Block only what lies inside a block.)
  * A is diagonal or turns pairs of rows; for LatentInput and the resets without P it may also remove what memory holds at
  * one key, A = diag(a) - b_A kappa', and then A'k and A M lose kappa (b_A'k) and b_A (kappa'M).
  *
@@ -21,14 +23,9 @@
 #include "blocks.h"
 #include "layout.h"
 #include "positive.h"
+#include "step_covariance.h"
 
 #define LARGEST (sizeof(REAL) == sizeof(float) ? (REAL)FLT_MAX : (REAL)DBL_MAX)
-#if defined(__FP_FAST_FMA) && defined(__FP_FAST_FMAF) /* said outright, the same entry above and below the diagonal */
-#define SUBTRACTED(z, x, y) fma(-(x), y, z)
-#else
-#define SUBTRACTED(z, x, y) ((z) - (x) * (y))
-#endif
-
 #define RULES(X) X(KALMAN) X(DELTA) X(ADDITIVE)
 CASES(Rule, RULES)
 
@@ -37,11 +34,13 @@ CASES(Rule, RULES)
   X(INT, N)         /* gains of a write: noise groups, or columns */               \
   X(INT, rule)      /* of `enum Rule` */                                           \
   X(INT, diagonal)  /* whether P is its diagonal */                                \
+  X(INT, rows)      /* of a block of P; D of them in one that is whole */          \
   X(INT, rotates)   /* whether drift turns pairs of rows */                        \
   X(INT, every)     /* process noise enters every row, or every second one */      \
   X(INT, stationary) /* whether l2 (I - A A') enters instead */                    \
   X(INT, l2_head) X(INT, l2_entry) X(INT, r2_head) X(INT, r2_entry)                \
   X(INT, lambda_head) X(INT, lambda_entry) /* strides of the parameters */         \
+  X(INT, gamma_head) X(INT, gamma_entry) X(INT, log_delta_head) X(INT, log_delta_entry) \
   X(INT, log_a_head) X(INT, log_a_entry) X(INT, angle_head) X(INT, angle_entry)    \
   X(INT, removal_key_head) X(INT, removal_key_entry) X(INT, removal_head) X(INT, removal_entry) \
   X(DOUBLE, bound)  /* the largest b r2, rounded: 1/b is at least r2 */
@@ -50,12 +49,14 @@ STRUCT(Sizes, SIZES)
 #define TENSORS(X)                                                                 \
   X(READ, q) X(READ, k) X(READ, v)     /* [B,H,D], [B,H,D], [B,H,M] */             \
   X(READ, from_M)                      /* [B,H,D,M] */                             \
-  X(READ_OR_NULL, from_P)              /* [B,H,N,D,D] or [B,H,N,D] */              \
+  X(READ_OR_NULL, from_P)              /* [B,H,N,D,D], [B,H,N,D/rows,rows,rows] or [B,H,N,D] */ \
   X(READ_OR_NULL, l2) X(READ_OR_NULL, r2) X(READ_OR_NULL, lambda) /* what the design has of parameters */ \
   X(READ_OR_NULL, log_a) X(READ_OR_NULL, angle)                                    \
   X(READ_OR_NULL, removal_key) X(READ_OR_NULL, removal) /* kappa and b_A */        \
+  X(READ_OR_NULL, gamma) X(READ_OR_NULL, log_delta) /* how P forgets */            \
   X(WRITE, M) X(WRITE_OR_NULL, P)      /* the new belief */                        \
-  X(WRITE, o)                          /* what is read from it, [B,H,M] */
+  X(WRITE, o)                          /* what is read from it, [B,H,M] */         \
+  X(WRITE_OR_NULL, squares)            /* b e'e of Dense, Diagonal and Block, [B,H,N] */
 STRUCT(Tensors, TENSORS)
 
 /* A x, or A'x with sign = -1; c and s are the decays and NULL, or rho cos and rho sin of each pair. */
@@ -159,115 +160,6 @@ INLINE void remove_M(REAL *restrict to, int64_t stride, const REAL *restrict b, 
   }
 }
 
-/* to = A P A' - b u u', symmetric to the last bit if P is. Returns its sum, to see whether it is finite. */
-INLINE REAL write_P(REAL *restrict to, const REAL *restrict P, const REAL *restrict c, const REAL *restrict u, REAL b,
-                    int64_t D) {
-  REAL sum = 0;
-  int64_t i = 0;
-  for (; i + 2 <= D; i += 2) {
-    const REAL *restrict p0 = P + i * D, *restrict p1 = p0 + D;
-    REAL *restrict t0 = to + i * D, *restrict t1 = t0 + D;
-    const REAL c0 = c[i], c1 = c[i + 1], u0 = u[i], u1 = u[i + 1];
-    _Pragma("omp simd reduction(+ : sum)") EACH(j, D) {
-      REAL z0 = SUBTRACTED((c0 * c[j]) * p0[j], b, u0 * u[j]), z1 = SUBTRACTED((c1 * c[j]) * p1[j], b, u1 * u[j]);
-      t0[j] = z0, t1[j] = z1;
-      sum += z0 + z1;
-    }
-  }
-  if (i < D) {
-    _Pragma("omp simd reduction(+ : sum)") EACH(j, D) {
-      REAL z = SUBTRACTED((c[i] * c[j]) * P[i * D + j], b, u[i] * u[j]);
-      to[i * D + j] = z;
-      sum += z;
-    }
-  }
-  return sum;
-}
-
-/* The same where pairs turn: rows, then columns, then the mean of what lies above and below the diagonal. */
-static REAL turn_P(REAL *to, const REAL *P, const REAL *c, const REAL *s, const REAL *u, REAL b, int64_t D) {
-  EACH(i, D / 2) {
-    const REAL *restrict p0 = P + 2 * i * D, *restrict p1 = p0 + D;
-    REAL *restrict t0 = to + 2 * i * D, *restrict t1 = t0 + D;
-    const REAL cos = c[i], sin = s[i];
-    SIMD EACH(j, D) {
-      t0[j] = cos * p0[j] - sin * p1[j];
-      t1[j] = sin * p0[j] + cos * p1[j];
-    }
-    EACH(j, D / 2) {
-      REAL a0 = t0[2 * j], a1 = t0[2 * j + 1], b0 = t1[2 * j], b1 = t1[2 * j + 1];
-      t0[2 * j] = c[j] * a0 - s[j] * a1, t0[2 * j + 1] = s[j] * a0 + c[j] * a1;
-      t1[2 * j] = c[j] * b0 - s[j] * b1, t1[2 * j + 1] = s[j] * b0 + c[j] * b1;
-    }
-  }
-  REAL sum = 0;
-  EACH(i, D) EACH(j, i + 1) {
-    REAL z = SUBTRACTED((to[i * D + j] + to[j * D + i]) / 2, b, u[i] * u[j]);
-    to[i * D + j] = to[j * D + i] = z;
-    sum += z;
-  }
-  return sum;
-}
-
-/* Row i of a diagonal P after a write that leaves less than RESOLVED of its variance z: `look` of diagonal.c, with pairs
- * of rows as neighbours. */
-static REAL write_resolved(const REAL *P, const REAL *c, const REAL *s, const REAL *k, const REAL *u, const REAL *l2,
-                           REAL r2, REAL z, int64_t i, int64_t D) {
-  if (!s) {
-    REAL d = r2;
-    EACH(n, D) d += n == i ? 0 : k[n] * u[n];
-    return resolved(z, k[i], d);
-  }
-  int64_t j = i ^ 1, pair = i / 2;
-  REAL d = r2, c2 = c[pair] * c[pair], s2 = s[pair] * s[pair], w = c[pair] * s[pair] * (P[2 * pair] - P[2 * pair + 1]);
-  EACH(n, D / 2) {
-    REAL both = k[2 * n] * u[2 * n] + k[2 * n + 1] * u[2 * n + 1];
-    d += n == pair || both < 0 ? 0 : both;
-  }
-  REAL turned_i = c2 * P[i] + s2 * P[j], turned_j = s2 * P[i] + c2 * P[j];
-  REAL noise_i = l2[i], noise_j = l2[j];
-  REAL determinant = (c2 + s2) * (c2 + s2) * P[i] * P[j] + noise_i * turned_j + noise_j * turned_i + noise_i * noise_j;
-  return resolved(z, k[i] + w * k[j] / z, d + k[j] * k[j] * (determinant / z));
-}
-
-/* The diagonal of A P A' + l2 N - b u u' for a diagonal P. Returns its sum; NaN if a variance of P is negative. */
-INLINE REAL write_diagonal(REAL *restrict to, const REAL *restrict P, const REAL *restrict c, const REAL *restrict s,
-                           const REAL *restrict k, const REAL *restrict u, REAL b, const REAL *restrict l2,
-                           int64_t every, REAL r2, int64_t D) {
-  REAL sum = 0;
-  EACH(i, D) {
-    REAL z = s ? c[i / 2] * c[i / 2] * P[i] + s[i / 2] * s[i / 2] * P[i ^ 1] : c[i] * c[i] * P[i];
-    if (i % every == 0) z += l2[i];
-    to[i] = z - b * u[i] * u[i];
-    if (to[i] < RESOLVED * z) to[i] = write_resolved(P, c, s, k, u, l2, r2, z, i, D);
-    sum += P[i] < 0 ? (REAL)NAN : to[i];
-  }
-  return sum;
-}
-
-/* Whether a write took more than half of the largest variance that P had before it, which is P + b u u': only then can
- * rounding errors that were small compared with it become large. */
-INLINE int shrinks(const REAL *P, const REAL *u, REAL b, int64_t D) {
-  REAL largest = 0, before = 0, after = 0;
-  _Pragma("omp simd reduction(max : largest)") EACH(i, D) largest = u[i] * u[i] > largest ? u[i] * u[i] : largest;
-  if (b * largest <= P[0]) return 0; /* no variance lost more than one that is left, without a walk of the diagonal */
-  EACH(i, D) {
-    REAL left = P[i * D + i], predicted = left + b * u[i] * u[i];
-    before = predicted > before ? predicted : before;
-    after = left > after ? left : after;
-  }
-  return after < before / 2;
-}
-
-/* Whether P is no longer positive semi-definite, or there is no memory to see it: then the slow path looks. */
-static int lost(const REAL *P, int64_t D) {
-  int64_t missing = 0;
-  REAL *work = room(D * (D + TILE_COLUMNS), &missing);
-  int flawed = !work || indefinite(P, D, work);
-  free(work);
-  return flawed;
-}
-
 INLINE int is_variance(REAL x) { return x >= 0 && x <= LARGEST; }
 
 /* Whether b is the inverse of a variance of at least r2, up to rounding. */
@@ -311,6 +203,21 @@ INLINE int drifts(const Sizes *z, const Tensors *x, int64_t h, REAL *c, REAL *s,
   return good;
 }
 
+/* How P forgets: the square root of s; A of P is that times c and s of the mean. lambda (I - s A A') enters as noise. */
+INLINE int forgets(const Sizes *z, const Tensors *x, int64_t h, REAL *root, REAL *l2, int64_t D) {
+  if (x->log_delta) {
+    const REAL log_delta = x->log_delta[h * z->log_delta_head];
+    *root = exp(-log_delta / 2);
+    memset(l2, 0, D * sizeof(REAL));
+    return log_delta <= 0 && *root <= LARGEST;
+  }
+  const REAL gamma = x->gamma[h * z->gamma_head], lambda = x->lambda[h * z->lambda_head];
+  *root = sqrt(gamma);
+  stationary_noise(z, x, h, l2, lambda, D);
+  SIMD EACH(i, D) l2[i] = (1 - gamma) * lambda + gamma * l2[i];
+  return gamma >= 0 && gamma <= 1 && is_variance(lambda) && lambda > 0;
+}
+
 /* The entries of kappa and b_A, each its own or one number for all. */
 INLINE void removal_of(const Sizes *z, const Tensors *x, int64_t h, REAL *kappa, REAL *b, int64_t D) {
   EACH(i, D) {
@@ -319,32 +226,54 @@ INLINE void removal_of(const Sizes *z, const Tensors *x, int64_t h, REAL *kappa,
   }
 }
 
-/* Dense and Diagonal: every noise group has a covariance, hence a gain, of its own. */
-static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, const REAL *l2,
-                  const REAL *w, REAL *u, REAL *y) {
-  const int64_t D = z->D, M = z->M, m = M / z->N;
-  const REAL *k = x->k + h * D, *v = x->v + h * M, *q = x->q + h * D;
-  int64_t entries = z->diagonal ? D : D * D;
+/* What a write leaves of P, which has blocks: A P A' + l2 N - b u u' inside each, from A = c, s. Whether it is sound. */
+INLINE int write_blocks(const Sizes *z, REAL *to, const REAL *P, const REAL *c, const REAL *s, const REAL *u, REAL b,
+                        const REAL *l2, REAL r2) {
+  const int64_t n = z->rows;
   int good = 1;
+  for (int64_t start = 0; start < z->D; start += n, P += n * n, to += n * n) {
+    REAL sum = s ? turn_P(to, P, c + start / 2, s + start / 2, u + start, b, n)
+                 : write_P(to, P, c + start, u + start, b, n);
+    for (int64_t i = 0; i < n; i += z->every) sum += to[i * n + i] += l2[start + i];
+    good &= isfinite(sum) && (b * r2 >= (REAL)0.5 || !shrinks(to, u + start, b, n) || !lost(to, n));
+  }
+  return good;
+}
+
+/* Dense, Diagonal and Block: every noise group has a covariance, hence a gain, of its own. */
+static int kalman(const Sizes *z, const Tensors *x, int64_t h, const REAL *c, const REAL *s, REAL *l2, const REAL *w,
+                  REAL *u, REAL *y, REAL *work) {
+  const int64_t D = z->D, M = z->M, m = M / z->N, rows = z->rows;
+  const REAL *k = x->k + h * D, *v = x->v + h * M, *q = x->q + h * D, *Pc = c, *Ps = s;
+  int64_t entries = z->diagonal ? D : D * rows;
+  int good = 1;
+  REAL root = 1;
+  if (x->gamma || x->log_delta) {
+    good &= forgets(z, x, h, &root, l2, D);
+    REAL *faded = work, *turned = work + D;
+    SIMD EACH(i, s ? D / 2 : D) faded[i] = root * c[i];
+    if (s) SIMD EACH(i, D / 2) turned[i] = root * s[i];
+    Pc = faded, Ps = s ? turned : NULL;
+  }
   EACH(g, z->N) {
     const REAL *P = x->from_P + (h * z->N + g) * entries, *from = x->from_M + h * D * M + g * m;
     REAL *to = x->P + (h * z->N + g) * entries, r2 = x->r2[h * z->r2_head + g * z->r2_entry];
     if (z->diagonal) {
       SIMD EACH(i, D) y[i] = P[i] * w[i];
     } else {
-      look(y, w, P, D, D, D);
+      for (int64_t i = 0; i < D; i += rows) look(y + i, w + i, P + i * rows, rows, rows, rows);
     }
     drift(u, y, c, s, 1, D);
+    if (root != 1) SIMD EACH(i, D) u[i] *= root * root;
     for (int64_t i = 0; i < D; i += z->every) u[i] += l2[i] * k[i];
     REAL b = 1 / (r2 + dot(k, u, D));
     good &= is_variance(r2) && r2 > 0 && is_precision(z, b, r2);
-    REAL sum = z->diagonal ? write_diagonal(to, P, c, s, k, u, b, l2, z->every, r2, D)
-               : s         ? turn_P(to, P, c, s, u, b, D)
-                           : write_P(to, P, c, u, b, D);
-    if (!z->diagonal) for (int64_t i = 0; i < D; i += z->every) sum += to[i * D + i] += l2[i];
-    good &= isfinite(sum) && (z->diagonal || b * r2 >= (REAL)0.5 || !shrinks(to, u, b, D) || !lost(to, D));
+    if (z->diagonal) good &= isfinite(write_diagonal(to, P, c, s, k, u, b, l2, z->every, r2, D));
+    else good &= write_blocks(z, to, P, Pc, Ps, u, b, l2, r2);
     look(y, w, from, M, D, m);
-    SIMD EACH(j, m) y[j] = b * (v[g * m + j] - y[j]);
+    SIMD EACH(j, m) y[j] = v[g * m + j] - y[j];
+    if (x->squares) x->squares[h * z->N + g] = b * dot(y, y, m);
+    SIMD EACH(j, m) y[j] *= b;
     write_M(x->M + h * D * M + g * m, from, M, c, s, u, y, q, x->o + h * M + g * m, D, m);
   }
   return good;
@@ -392,7 +321,7 @@ static int64_t step_head(const Sizes *z, const Tensors *x, int64_t h, REAL *work
   int good = drifts(z, x, h, c, s, l2, D);
   if (!z->rotates) s = NULL;
   drift(w, x->k + h * D, c, s, -1, D);
-  good &= z->rule == KALMAN ? kalman(z, x, h, c, s, l2, w, u, y) : along_key(z, x, h, c, s, w, u, y, more);
+  good &= z->rule == KALMAN ? kalman(z, x, h, c, s, l2, w, u, y, more) : along_key(z, x, h, c, s, w, u, y, more);
   REAL sum = 0;
   EACH(j, M) sum += x->o[h * M + j];
   return !(good && isfinite(sum));
