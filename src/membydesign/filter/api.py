@@ -92,7 +92,7 @@ def filter_sequence(
             costs.
         return_variance: also return the variance of every read.
         return_evidence: also return how expected the writes were.
-        stretch: for a sequence that is split in time over processes (docs/context-parallel.md): which tokens this
+        stretch: for a sequence that is split in time over processes (docs/howto/context-parallel.md): which tokens this
             process holds, from `Stretch.of`. q, k, v, step parameters and results that have an axis T are then those of
             this process's tokens; `initial` is the state before the whole sequence, the same in every process, and the
             belief the one after this process's last token.

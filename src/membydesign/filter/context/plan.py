@@ -23,7 +23,7 @@ Schedule = Literal["auto", "scan", "pipeline"]
 
 COST_OF_SCAN = {"covariance": 4.0, "mean": 2.5}
 """How much longer a process computes in a scan than if it knew the belief before its first token, for designs whose
-covariance must be passed on, and for others (docs/context-parallel.md has the measurements)."""
+covariance must be passed on, and for others (docs/howto/context-parallel.md has the measurements)."""
 
 
 @dataclass(frozen=True)
