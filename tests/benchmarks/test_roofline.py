@@ -11,7 +11,7 @@ from membydesign_bench import roofline, works
 from membydesign_bench.problem import Problem, Size
 from membydesign_bench.rate import chunk_operations
 
-PAGE = Path(__file__).parents[2] / "docs" / "roofline.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "roofline.md"
 
 
 def counted(work: works.Work, size: Size, *, backward: bool) -> float:

@@ -86,12 +86,12 @@ def test_intervals_for_noise_of_unknown_size_are_calibrated_if_the_scale_is_lear
     designs = json.loads((RESULTS / "compare" / "metrics.json").read_text())["metrics"]["designs"]
 
     def coverage(name, noise):
-        (found,) = designs[name]["calibration"]
-        return found[noise]["coverage 90"]
+        seeds = [each[noise]["coverage 90"] for each in designs[name]["calibration"]]
+        assert len(seeds) == 3
+        return sum(seeds) / len(seeds)
 
-    learned = [coverage("unknown_scale", noise) for noise in ("smaller", "larger")]
-    assert 0.88 <= sum(learned) / 2 <= 0.92
-    assert all(0.87 <= each <= 0.93 for each in learned)
+    for noise in ("smaller", "larger"):
+        assert 0.88 <= coverage("unknown_scale", noise) <= 0.92
     assert coverage("bayesian_layer", "smaller") > 0.95
     assert coverage("bayesian_layer", "larger") < 0.7
     assert 0.88 <= coverage("bayesian_layer", "as told") <= 0.92

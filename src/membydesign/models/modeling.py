@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,7 +22,8 @@ from membydesign.models.context_parallelism import loss_of_all, refuse_with_stre
 from membydesign.models.finite import FiniteCheck, named
 from membydesign.models.generation import MemoryGenerationMixin
 from membydesign.models.outputs import MemoryCausalLMOutput, MemoryModelOutput
-from membydesign.models.padding import Padding, padding_of
+from membydesign.models.padding import Padding, padding_of, restarts
+from membydesign.models.swiglu import SwiGLU
 
 if TYPE_CHECKING:
     from membydesign.filter import Stretch
@@ -31,21 +31,6 @@ if TYPE_CHECKING:
     from membydesign.models.context_parallelism import Split
 
 logger = logging.get_logger(__name__)
-
-
-class SwiGLU(nn.Module):
-    r"""$W_d(\mathrm{SiLU}(W_g x) \odot W_u x)$, with dropout of the hidden units."""
-
-    def __init__(self, hidden_size: int, intermediate_size: int, dropout: float) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of x, [B,T,hidden_size]."""
-        return self.down_proj(self.dropout(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 class MemoryBlock(GradientCheckpointingLayer):
@@ -198,7 +183,7 @@ class MemoryModel(MemoryPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         cache = self._cache(past_key_values, use_cache)
-        cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
+        cu_seqlens = restarts(cu_seqlens, position_ids, attention_mask, past_key_values)
         B, T = x.shape[:2]
         padding = padding_of(attention_mask, B, T, 0 if cache is None else cache.get_seq_length())
         if padding is not None and cu_seqlens is not None:
@@ -360,7 +345,7 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
         if stretch is not None:
             refuse_with_stretch(position_ids=position_ids, logits_to_keep=logits_to_keep if labels is not None else 0)
             cu_seqlens = None
-        cu_seqlens = _boundaries(cu_seqlens, position_ids, attention_mask, past_key_values)
+        cu_seqlens = restarts(cu_seqlens, position_ids, attention_mask, past_key_values)
         with unchanged_on_error(past_key_values):
             out = self.model(
                 input_ids,
@@ -404,17 +389,3 @@ class MemoryForCausalLM(MemoryPreTrainedModel, MemoryGenerationMixin):
                 variances=out.variances,
                 log_evidences=out.log_evidences,
             )
-
-
-def _boundaries(
-    cu_seqlens: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None, past: MemoryCache | None
-) -> Tensor | None:
-    """Return cu_seqlens, or boundaries where positions restart at 0; None with padding or a cache."""
-    if cu_seqlens is not None or past is not None or position_ids is None or position_ids.shape[0] != 1:
-        return cu_seqlens
-    if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
-        return None
-    starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
-    if not len(starts):
-        return None
-    return F.pad(F.pad(starts, (1, 0), value=0), (0, 1), value=position_ids.shape[1])

@@ -41,3 +41,19 @@ def padding_of(attention_mask: Tensor | None, B: int, T: int, past: int) -> Padd
         raise ValueError(f"attention_mask: expected shape [B,T] = [{B},{T}]{also}, got {list(attention_mask.shape)}")
     mask = attention_mask[:, -T:]
     return None if bool(mask.all()) else Padding.of(mask)
+
+
+def restarts(
+    cu_seqlens: Tensor | None, position_ids: Tensor | None, attention_mask: Tensor | None, past: object
+) -> Tensor | None:
+    """Return cu_seqlens, or boundaries where positions restart at 0; None with padding or a cache."""
+    if cu_seqlens is not None or past is not None or position_ids is None or position_ids.shape[0] != 1:
+        return cu_seqlens
+    if isinstance(attention_mask, Tensor) and not bool(attention_mask.all()):
+        return None
+    starts = (position_ids[0, 1:] == 0).nonzero().squeeze(1) + 1
+    if not len(starts):
+        return None
+    return torch.nn.functional.pad(
+        torch.nn.functional.pad(starts, (1, 0), value=0), (0, 1), value=position_ids.shape[1]
+    )

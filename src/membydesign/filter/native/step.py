@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from membydesign import design as designs
 from membydesign.belief import Belief, ScaledBelief
 from membydesign.design import (
     Block,
@@ -34,7 +35,6 @@ from membydesign.design import (
     ScalarDecay,
     Stationary,
     Transition,
-    UnknownScale,
 )
 from membydesign.filter import readable, transforms
 from membydesign.filter.checks import state_form
@@ -46,7 +46,7 @@ from membydesign.state import Sizes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from membydesign.design import Design
+    from membydesign.design import Design, UnknownScale
 
 NAME, SOURCE = "native, one token", "step.c"
 THREADS_FROM = 1 << 16
@@ -99,7 +99,7 @@ def native_step(
     parameters: Mapping[str, Tensor | float | None],
 ) -> tuple[Tensor, Any] | None:
     """The read-out [B,H,M] and the new belief, or None; arguments as the user of `filter_step` gave them."""
-    if isinstance(design, UnknownScale):
+    if isinstance(design, designs.UnknownScale):
         return _scaled_step(design, belief, q, k, v, parameters)
     result = _step(design, belief, q, k, v, parameters)
     return None if result is None else result[:2]
@@ -197,7 +197,7 @@ def _step(
 
 def why_not(design: Design) -> str | None:
     """Why step.c has no decoding step for a design; None if it has."""
-    if isinstance(design, UnknownScale):
+    if isinstance(design, designs.UnknownScale):
         return why_not(design.base)
     if not isinstance(design, DesignModel):
         return f"for {design.title}, since step.c runs linear-Gaussian designs"
