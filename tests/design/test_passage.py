@@ -75,5 +75,5 @@ def test_parameters_of_a_discount_that_forgets_everything():
     found = passed(problem, before)
     for (part, x), (_, y) in zip(found, named_tensors(problem.filter().belief), strict=True):
         assert torch.allclose(x, y, atol=1e-12), part
-    (gradient,) = torch.autograd.grad(sum(x.sum() for _, x in found), problem.parameters["retention"])
+    (gradient,) = torch.autograd.grad(torch.stack([x.sum() for _, x in found]).sum(), problem.parameters["retention"])
     assert gradient.isfinite().all()
