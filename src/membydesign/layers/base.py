@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from membydesign.belief import Belief, DiagonalBelief
+from membydesign.belief import Belief, BlockBelief, DiagonalBelief, LowRankBelief, Resolved, ScaledBelief
 from membydesign.design import IsotropicBelief
 from membydesign.errors import check_whole_number
 from membydesign.filter.checks import check_cu_seqlens
@@ -93,7 +93,10 @@ class LayerBelief:
         return next(part.shape[0] for _, part in self.parts())
 
 
-STATES: Mapping[str, type] = {kind.__name__: kind for kind in (Belief, DiagonalBelief, IsotropicBelief)}
+STATES: Mapping[str, type] = {
+    kind.__name__: kind
+    for kind in (Belief, DiagonalBelief, IsotropicBelief, BlockBelief, LowRankBelief, Resolved, ScaledBelief)
+}
 """The states of built-in designs, by the names that saved files have for them."""
 
 
