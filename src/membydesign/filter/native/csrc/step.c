@@ -74,11 +74,13 @@ INLINE void drift(REAL *restrict to, const REAL *restrict x, const REAL *restric
 }
 
 #define PAIR 2 /* vectors of columns that are kept in registers while all rows pass, for each of four sums */
-#define COLUMNS(h) _Pragma("GCC unroll 2") for (int64_t h = 0; h < W; h++)
+#define FOUR 4 /* the same for a mean beyond the first-level cache, where longer pieces of a row arrive sooner */
+#define BEYOND_L1(D, n) ((D) * (n) * (int64_t)sizeof(REAL) > 1 << 16)
+#define COLUMNS(h) _Pragma("GCC unroll 4") for (int64_t h = 0; h < W; h++)
 
 /* y = X'w for W vectors of columns of D rows, which lie `stride` apart. */
 INLINE void look_vectors(int W, REAL *restrict y, const REAL *restrict w, const REAL *restrict X, int64_t stride, int64_t D) {
-  vec s[4][PAIR] = {{{0}}};
+  vec s[4][FOUR] = {{{0}}};
   int64_t i = 0;
   for (; i + 4 <= D; i += 4) _Pragma("GCC unroll 4") EACH(r, 4)
     COLUMNS(h) s[r][h] += w[i + r] * *(const vec *)(X + (i + r) * stride + h * LANES);
@@ -90,6 +92,7 @@ INLINE void look_vectors(int W, REAL *restrict y, const REAL *restrict w, const 
 INLINE void look(REAL *restrict y, const REAL *restrict w, const REAL *restrict X, int64_t stride, int64_t D,
                  int64_t n) {
   int64_t j = 0;
+  if (BEYOND_L1(D, n)) for (; j + FOUR * LANES <= n; j += FOUR * LANES) look_vectors(FOUR, y + j, w, X + j, stride, D);
   for (; j + PAIR * LANES <= n; j += PAIR * LANES) look_vectors(PAIR, y + j, w, X + j, stride, D);
   for (; j + LANES <= n; j += LANES) look_vectors(1, y + j, w, X + j, stride, D);
   if (j == n) return;
@@ -101,7 +104,7 @@ INLINE void look(REAL *restrict y, const REAL *restrict w, const REAL *restrict 
 INLINE void write_vectors(int W, REAL *restrict to, const REAL *restrict M, int64_t stride, const REAL *restrict c,
                           const REAL *restrict x, const REAL *restrict y, const REAL *restrict q, REAL *restrict o,
                           int64_t D) {
-  vec s[4][PAIR] = {{{0}}}, v[PAIR];
+  vec s[4][FOUR] = {{{0}}}, v[FOUR];
   COLUMNS(h) v[h] = *(const vec *)(y + h * LANES);
 #define WRITE_ROW(i, r)                                                                              \
   COLUMNS(h) {                                                                                       \
@@ -122,6 +125,8 @@ INLINE void write_M(REAL *restrict to, const REAL *restrict M, int64_t stride, c
                     REAL *restrict o, int64_t D, int64_t n) {
   int64_t j = 0;
   if (!s) {
+    if (BEYOND_L1(D, n))
+      for (; j + FOUR * LANES <= n; j += FOUR * LANES) write_vectors(FOUR, to + j, M + j, stride, c, x, y + j, q, o + j, D);
     for (; j + PAIR * LANES <= n; j += PAIR * LANES) write_vectors(PAIR, to + j, M + j, stride, c, x, y + j, q, o + j, D);
     for (; j + LANES <= n; j += LANES) write_vectors(1, to + j, M + j, stride, c, x, y + j, q, o + j, D);
   }
